@@ -174,6 +174,7 @@ PRIORS = {
             dist.Normal(0.0, 1.0).expand([2]).to_event(1), dist.transforms.OrderedTransform()
         ),
         ordered,
+        heavy=True,  # the exponential of a normal
     ),
     "hierarchy": Prior(hierarchy, draw_hierarchy),
     "bounded by another": Prior(bounded_by_another, draw_bounded, takes=("a", "b")),

@@ -29,6 +29,8 @@ class RegressionAdjustment:
             negative variance, `(p,)`.
         residual: That of what the regression leaves, each point left out in turn, `(p,)`.
         error: Standard error of the shift, `(p,)`: that of a prediction by as many points as the effective sample size.
+        distance: Squared Mahalanobis distance of $s(y)$ from the statistics under the positive part of the weights; of
+            the centre of a ball in which they lie evenly it is 0, of its edge `q + 2`.
     References: Beaumont, Zhang & Balding (2002), Genetics 162.
     """
 
@@ -39,6 +41,7 @@ class RegressionAdjustment:
     scale: np.ndarray
     residual: np.ndarray
     error: np.ndarray
+    distance: float
 
     @classmethod
     def fit(
@@ -78,7 +81,9 @@ class RegressionAdjustment:
         variance = w @ np.square(t - w @ t)
         scale = np.sqrt(np.where(variance > 0, variance, positive @ np.square(t - middle)))
         residual = np.sqrt(np.square(rest).mean(axis=0))
-        inside = solves.inner(root * features[near], near.sum() * lam)
-        leverage = near.sum() * (at @ np.linalg.solve(inside, at))
+        leverage, distance = (
+            near.sum() * float(at @ np.linalg.solve(solves.inner(root * features[near], near.sum() * added), at))
+            for added in (lam, REGULARISATION[0])
+        )
         error = residual * np.sqrt(leverage * np.sum(np.square(positive)))
-        return cls(t + (at - features) @ slopes, shift, scale, residual, error)
+        return cls(t + (at - features) @ slopes, shift, scale, residual, error, distance)

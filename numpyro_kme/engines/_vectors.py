@@ -11,6 +11,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.abc.adjustment import RegressionAdjustment
+from numpyro_kme.abc.weighting import effective_sample_size
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.engines._weighers import ReferenceTable
@@ -18,13 +19,16 @@ from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
 
-SHIFT, ERRORS, LEFT, MOST = 0.25, 3.0, 0.78, 1.7
+SHIFT, ERRORS, LEFT, MOST = 0.25, 2.0, 0.78, 1.7
 """A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
 of those of the shift, or leaves less than `LEFT` of the standard deviation, so moves its logarithm by as much; too
 narrow, by signed weights whose variances are noisy, where it leaves `MOST` times that."""
 
 FEW = 100
 """Statistics with which it is looked at unasked."""
+
+PER_STATISTIC = 10
+"""Effective number of simulations for each, with which it is known on what side of the observation they are."""
 
 LEAST_DEVIATION = 0.2
 """Of the standard deviations under the positive part of signed weights, which can give a variance of any sign."""
@@ -100,6 +104,15 @@ def warn_if_coarse(name: str, table: ReferenceTable, weights: np.ndarray, y: np.
     if statistics.shape[1] > FEW:
         return
     found = RegressionAdjustment.fit(table.z, statistics, weights, table.statistics(y[None])[0])
+    q, numbers = statistics.shape[1], table.x.ndim == 2 and not table.ragged
+    enough = effective_sample_size(np.maximum(weights, 0.0)) > PER_STATISTIC * q
+    if numbers and enough and found.distance > q + 2.0:
+        checks.warn(
+            f"{name}: the observation lies outside the simulations that are near it, {np.sqrt(found.distance):.2g} "
+            "standard deviations from their mean, so that they are of one side only. The posterior may be shifted and "
+            "too wide. Simulate more, leave out numbers that say nothing of the parameters, or use `KELFI`, which does "
+            "not compare with the nearest."
+        )
     shift = np.abs(found.shift) / np.maximum(found.scale, 1e-300)
     left = found.residual / np.maximum(found.scale, 1e-300)
     what = "means and standard deviations of the draws" if table.data_sets else "outputs"

@@ -219,11 +219,11 @@ class WeightedEngine(SimulationEngine):
             info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
         if learnt.simulations.failures:
             info["simulations that failed"] = learnt.simulations.describe_failures()
-        self._warn_if_out_of_distribution(weigher, found.distances)
+        far = self._warn_if_out_of_distribution(weigher, found.distances)
         simulated = groups(replace(learnt.simulations, latents=table.latents), problem)
         if self.regression_adjustment:
             table, info["regression adjustment"] = adjusted(problem, table, weights, y)
-        elif not problem.discrete:  # a regression says little of a probability
+        elif not far and not problem.discrete:  # a regression says little of a probability
             warn_if_coarse(type(self).__name__, table, weights, y)
         _warn_of_variances(table, weights)
         if (weights >= 0).all():
@@ -255,7 +255,7 @@ class WeightedEngine(SimulationEngine):
         )
         return weights, effective
 
-    def _warn_if_out_of_distribution(self, weigher: Weigher, distances: np.ndarray) -> None:
+    def _warn_if_out_of_distribution(self, weigher: Weigher, distances: np.ndarray) -> bool:
         """An effective sample size does not see that all simulations are far."""
         found = out_of_distribution_check(distances, weigher.between)
         if found.is_out_of_distribution:
@@ -266,6 +266,7 @@ class WeightedEngine(SimulationEngine):
                 "what the parameters are. Check the observation and the simulator, or use a prior under which such "
                 "data occur.",
             )
+        return found.is_out_of_distribution
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

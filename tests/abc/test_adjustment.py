@@ -1,5 +1,7 @@
 """Regression adjustment by a loop over what is left out, by exact posteriors, and in every engine that weights."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +131,35 @@ def test_without_it_a_coarse_posterior_is_told_of(bank):
         match=r"K2ABC: the posterior is coarse.* on the means and .*moves the mean of theta by \d.*leaves 0",
     ):
         engine.run(KEY, x=np.full(20, 4.0) + Y)
+
+
+def beside_noise(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(with_noise, theta), obs=x)
+
+
+def with_noise(rng_key, theta):
+    return jnp.array([theta, 0.0, 0.0]) + 0.5 * jax.random.normal(rng_key, (3,))
+
+
+@pytest.mark.parametrize("noise, rare", [(0.2, False), (1.6, True)])
+def test_an_observation_with_simulations_on_one_side_only_is_told_of(noise, rare):
+    simulations = kme.simulate(KEY, beside_noise, 2000, progress_bar=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kme.RejectionABC(beside_noise, simulations=simulations).run(KEY, x=np.array([0.5, noise, noise]))
+    said = [str(one.message) for one in caught if "lies outside the simulations that are near it" in str(one.message)]
+    assert len(said) == rare
+
+
+def test_the_distance_from_even_points_in_a_ball():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(20_000, 3))
+    points *= (rng.random(20_000) ** (1 / 3) / np.linalg.norm(points, axis=1))[:, None]
+    weights = np.full(20_000, 1 / 20_000)
+    for at, exact in (([0.0, 0.0, 0.0], 0.0), ([0.0, 1.0, 0.0], 5.0)):
+        found = RegressionAdjustment.fit(rng.normal(size=(20_000, 1)), points, weights, np.array(at))
+        assert found.distance == pytest.approx(exact, abs=0.15)
 
 
 def test_too_narrow_a_posterior_is_told_of(fewer, monkeypatch):

@@ -425,6 +425,31 @@ def test_noise_of_outliers_is_larger_and_that_of_each_statistic_one_on_average(r
     np.testing.assert_allclose(np.log(own).mean(axis=1), 0.0, atol=1e-12)
 
 
+def test_what_is_unknown_of_a_location_is_its_variance_given_the_other_simulations(rng, smoothness):
+    z, size = np.concatenate([rng.normal(size=(20, 2)), [[6.0, -5.0]]]), np.exp(rng.normal(size=(1, 21)))
+    one = together(smoothness)
+    found = one.regress(everywhere(z), 3.0 * size, rng.normal(size=(1, 21)))
+    factors = fitting._unknown(SimpleNamespace(smoothness=one), found, size)[0]
+    gram, noise = signal(smoothness, z, z), np.exp(2.0 * smoothness.noise) * size[0]
+    for j in range(21):
+        rest = np.delete(np.arange(21), j)
+        inverse = np.linalg.inv(gram[np.ix_(rest, rest)] + np.diag(3.0 * noise[rest]))
+        variance = gram[j, j] - gram[j, rest] @ inverse @ gram[j, rest]
+        assert factors[j] == pytest.approx(max(1.0, np.sqrt(variance / noise[j])), rel=1e-3)
+    assert factors[-1] > 3.0 and np.any(factors == 1.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_simulation_that_is_alone_leaves_no_outlier_in_the_noise(seed):
+    """Without the others its statistic, 900 here, may be anything: its held-out residual was 8 standard deviations."""
+    rng = np.random.default_rng(seed)
+    z = np.append(rng.normal(size=300), [5.0, -4.5])
+    x = np.sinh(1.5 * z) + 0.3 * rng.normal(size=302)
+    residuals = kme.fit_likelihood(z[:, None], x[:, None]).surrogate.residuals[:, 0]
+    assert np.abs(residuals[-2:]).max() < 3.0
+    assert np.std(residuals[:-2]) == pytest.approx(1.0, abs=0.15)
+
+
 def test_without_transformations_statistics_stay_as_they_are():
     low, high = Location.bounds(everywhere(np.zeros((3, 2))), False)
     assert low.centre == high.centre and low.log_width == high.log_width

@@ -60,7 +60,7 @@ def fit_statistics(form: Any, at: Inputs, rows, statistics, starts: Location, gr
         noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
         if number > 0 and _settled(size, before):
             break
-    residuals = found.held_out.residual * np.exp(-scale.held_out)
+    residuals = found.held_out.residual * np.exp(-scale.held_out) / _unknown(location, found, size)
     rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
     log_scale = scale.offset + np.log(rest)
     return Fits(
@@ -73,6 +73,15 @@ def fit_statistics(form: Any, at: Inputs, rows, statistics, starts: Location, gr
         -np.log(plain),
         np.log(plain / rest) - np.mean(scale.held_out, axis=1),
     )
+
+
+def _unknown(location: Location, found: Regression, size: np.ndarray) -> np.ndarray:
+    """Standard deviations `(n, m)` of what locations without that simulation are off by, in those of the noise, where
+    above 1: of the held-out residual of a simulation that is alone hardly anything is noise, and the embedding would
+    take it for noise everywhere."""
+    variance = found.held_out.variance - np.square(found.held_out.ridge.root)
+    noise = np.exp(2.0 * np.asarray(location.smoothness.noise))[:, None] * size
+    return np.sqrt(np.maximum(variance / noise, 1.0))
 
 
 def _settled(size, before) -> bool:
