@@ -78,8 +78,7 @@ class RegressionAdjustment:
         fits = solves.ridges(root * features[near], root * (t - middle)[near], REGULARISATION)
         lam, slopes, rest = min(fits, key=lambda fit: float(np.square(fit[2]).sum()))
         shift = (at - w @ features) @ slopes
-        variance = w @ np.square(t - w @ t)
-        scale = np.sqrt(np.where(variance > 0, variance, positive @ np.square(t - middle)))
+        scale = deviations(t, w)
         residual = np.sqrt(np.square(rest).mean(axis=0))
         leverage, distance = (
             near.sum() * float(at @ np.linalg.solve(solves.inner(root * features[near], near.sum() * added), at))
@@ -87,3 +86,11 @@ class RegressionAdjustment:
         )
         error = residual * np.sqrt(leverage * np.sum(np.square(positive)))
         return cls(t + (at - features) @ slopes, shift, scale, residual, error, distance)
+
+
+def deviations(t: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Standard deviations of `t` `(m, p)` under weights with a sum of one, or under their positive part where weights
+    of both signs give a negative variance, `(p,)`."""
+    positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
+    variance = weights @ np.square(t - weights @ t)
+    return np.sqrt(np.where(variance > 0, variance, positive @ np.square(t - positive @ t)))

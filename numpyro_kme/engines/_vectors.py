@@ -11,24 +11,12 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.abc.adjustment import RegressionAdjustment
-from numpyro_kme.abc.weighting import effective_sample_size
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.engines._weighers import ReferenceTable
 from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
-
-SHIFT, ERRORS, LEFT, MOST = 0.25, 2.0, 0.78, 1.7
-"""A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
-of those of the shift, or leaves less than `LEFT` of the standard deviation, so moves its logarithm by as much; too
-narrow, by signed weights whose variances are noisy, where it leaves `MOST` times that."""
-
-FEW = 100
-"""Statistics with which it is looked at unasked."""
-
-PER_STATISTIC = 10
-"""Effective number of simulations for each, with which it is known on what side of the observation they are."""
 
 LEAST_DEVIATION = 0.2
 """Of the standard deviations under the positive part of signed weights, which can give a variance of any sign."""
@@ -96,41 +84,6 @@ def adjusted(
     deterministics = {name: np.asarray(value) for name, value in drawn.deterministics.items()}
     z = table.coordinates_of(drawn.arguments[problem.site()])
     return replace(table, latents=latents, deterministics=deterministics, z=z), found.shift / found.scale
-
-
-def warn_if_coarse(name: str, table: ReferenceTable, weights: np.ndarray, y: np.ndarray) -> None:
-    """Weights by a discrepancy or a kernel may see less than the data say, and nothing in them shows it."""
-    statistics = table.simulated_statistics
-    if statistics.shape[1] > FEW:
-        return
-    found = RegressionAdjustment.fit(table.z, statistics, weights, table.statistics(y[None])[0])
-    q, numbers = statistics.shape[1], table.x.ndim == 2 and not table.ragged
-    enough = effective_sample_size(np.maximum(weights, 0.0)) > PER_STATISTIC * q
-    if numbers and enough and found.distance > q + 2.0:
-        checks.warn(
-            f"{name}: the observation lies outside the simulations that are near it, {np.sqrt(found.distance):.2g} "
-            "standard deviations from their mean, so that they are of one side only. The posterior may be shifted and "
-            "too wide. Simulate more, leave out numbers that say nothing of the parameters, or use `KELFI`, which does "
-            "not compare with the nearest."
-        )
-    shift = np.abs(found.shift) / np.maximum(found.scale, 1e-300)
-    left = found.residual / np.maximum(found.scale, 1e-300)
-    what = "means and standard deviations of the draws" if table.data_sets else "outputs"
-    near = f"Among the simulations near the observation, a regression on the {what}"
-    advice = "Use `regression_adjustment=True`, or more simulations."
-    coarse = (shift > SHIFT) & (np.abs(found.shift) > ERRORS * found.error) | (left < LEFT)
-    if coarse.any():
-        d = int(np.argmax(np.where(coarse, np.maximum(shift, 1.0 - left), 0.0)))
-        checks.warn(
-            f"{name}: the posterior is coarse. {near} moves the mean of {table.coordinates.names[d]} by {shift[d]:.2g} "
-            f"of its standard deviation, and leaves {left[d]:.2g} of that. {advice}"
-        )
-    if left.max() > MOST:
-        d = int(np.argmax(left))
-        checks.warn(
-            f"{name}: the signed weights give {table.coordinates.names[d]} too narrow a posterior. {near} leaves "
-            f"{left[d]:.2g} times its standard deviation. {advice}"
-        )
 
 
 def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:

@@ -19,8 +19,9 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
+from numpyro_kme.engines._coarse import warn_if_coarse
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
-from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
+from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded
 from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, kernel_on, observed_part
 from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of
@@ -224,7 +225,7 @@ class WeightedEngine(SimulationEngine):
         if self.regression_adjustment:
             table, info["regression adjustment"] = adjusted(problem, table, weights, y)
         elif not far and not problem.discrete:  # a regression says little of a probability
-            warn_if_coarse(type(self).__name__, table, weights, y)
+            warn_if_coarse(type(self).__name__, problem, table, weights, y)
         _warn_of_variances(table, weights)
         if (weights >= 0).all():
             chosen = systematic_shuffled(rng_key, weights, self.num_samples)

@@ -167,8 +167,7 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     mixture = prior_maps.product(parts)
     number = len(mixture.weights)
     shape = "standard normal" if number == 1 else f"a mixture of {number} normals"
-    places = [(name, index) for name, latent in used.items() for index in np.ndindex(latent.value.shape)]
-    names = [f"{name}[{', '.join(map(str, index))}]" if index else name for name, index in places]
+    names = [entry for name, latent in used.items() for entry in entry_names(name, latent.value.shape)]
     return {
         "columns": tuple(columns),
         "priors": prior_maps.Sequential(problem, tuple(used)) if sequential else prior_maps.Independent(fns),
@@ -186,6 +185,11 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
 
 
 @on_host
+def entry_names(name: str, shape: tuple[int, ...]) -> list[str]:
+    """Names of the numbers of a site, in order."""
+    return [f"{name}[{', '.join(map(str, index))}]" if index else name for index in np.ndindex(shape)]
+
+
 def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) -> dict[str, Any]:
     """The fields of inexact coordinates: median 0, and 68 % of the rows of a table between -1 and 1."""
     table = np.asarray(table, np.float64)

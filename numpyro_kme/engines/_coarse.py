@@ -1,0 +1,111 @@
+"""Whether a posterior by weights is coarse: what a regression on the weighted simulations would change."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme.abc.adjustment import RegressionAdjustment, deviations
+from numpyro_kme.abc.weighting import effective_sample_size
+from numpyro_kme.engines._vectors import LatentVectors
+from numpyro_kme.engines._weighers import ReferenceTable
+from numpyro_kme.models.matching import entry_names
+from numpyro_kme.models.problem import Problem
+
+SHIFT, ERRORS, LEFT, MOST = 0.25, 2.0, 0.78, 1.7
+"""A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
+of those of the shift, or leaves less than `LEFT` of the standard deviation, so moves its logarithm by as much; too
+narrow, by signed weights whose variances are noisy, where it leaves `MOST` times that."""
+
+FEW = 100
+"""Statistics with which it is looked at unasked."""
+
+PER_STATISTIC = 10
+"""Effective number of simulations for each, with which it is known on what side of the observation they are."""
+
+
+class Change(NamedTuple):
+    """What the regression changes, in standard deviations: `p` means, their standard errors, and what it leaves of the
+    standard deviations."""
+
+    names: list[str]
+    shift: np.ndarray
+    error: np.ndarray
+    left: np.ndarray
+
+    @property
+    def coarse(self) -> np.ndarray:
+        """Of which numbers the posterior is coarse, `(p,)`."""
+        return (self.shift > SHIFT) & (self.shift > ERRORS * self.error) | (self.left < LEFT)
+
+
+def warn_if_coarse(name: str, problem: Problem, table: ReferenceTable, weights: np.ndarray, y: np.ndarray) -> None:
+    """Weights by a discrepancy or a kernel may see less than the data say, and nothing in them shows it."""
+    if table.simulated_statistics.shape[1] > FEW:
+        return
+    given = table.simulated_statistics, weights, table.statistics(y[None])[0]
+    found = RegressionAdjustment.fit(table.z, *given)
+    _warn_if_on_one_side(name, table, weights, found)
+    by_coordinate, by_latent = _of_coordinates(table, found), _of_latents(problem, table, weights, given)
+    what = "means and standard deviations of the draws" if table.data_sets else "outputs"
+    near = f"Among the simulations near the observation, a regression on the {what}"
+    advice = "Use `regression_adjustment=True`, or more simulations."
+    told = next((change for change in (by_coordinate, by_latent) if change.coarse.any()), None)
+    if told:
+        d = int(np.argmax(np.where(told.coarse, np.maximum(told.shift, 1.0 - told.left), 0.0)))
+        checks.warn(
+            f"{name}: the posterior is coarse. {near} moves the mean of {told.names[d]} by {told.shift[d]:.2g} of its "
+            f"standard deviation, and leaves {told.left[d]:.2g} of that. {advice}"
+        )
+    if by_coordinate.left.max() > MOST:
+        d = int(np.argmax(by_coordinate.left))
+        checks.warn(
+            f"{name}: the signed weights give {by_coordinate.names[d]} too narrow a posterior. {near} leaves "
+            f"{by_coordinate.left[d]:.2g} times its standard deviation. {advice}"
+        )
+
+
+def _warn_if_on_one_side(name: str, table: ReferenceTable, weights: np.ndarray, found: RegressionAdjustment) -> None:
+    q, numbers = table.simulated_statistics.shape[1], table.x.ndim == 2 and not table.ragged
+    enough = effective_sample_size(np.maximum(weights, 0.0)) > PER_STATISTIC * q
+    if numbers and enough and found.distance > q + 2.0:
+        checks.warn(
+            f"{name}: the observation lies outside the simulations that are near it, {np.sqrt(found.distance):.2g} "
+            "standard deviations from their mean, so that they are of one side only. The posterior may be shifted and "
+            "too wide. Simulate more, leave out numbers that say nothing of the parameters, or use `KELFI`, which does "
+            "not compare with the nearest."
+        )
+
+
+def _of_coordinates(table: ReferenceTable, found: RegressionAdjustment) -> Change:
+    scale = np.maximum(found.scale, 1e-300)
+    shift = np.abs(found.shift) / scale
+    return Change(list(table.coordinates.names), shift, found.error / scale, found.residual / scale)
+
+
+def _of_latents(problem: Problem, table: ReferenceTable, weights: np.ndarray, given: tuple[Any, ...]) -> Change:
+    """Of latents as they are reported, moved without their constraints: near a bound, and where the simulator takes a
+    function of them, their means and standard deviations may change much where those of coordinates do not."""
+    vectors, back = LatentVectors.of(problem, table)
+    found = RegressionAdjustment.fit(vectors, *given)
+    near = np.abs(weights) > 1e-9 * np.abs(weights).max()
+    w = weights[near] / weights[near].sum()
+    positive = np.maximum(w, 0.0) / np.maximum(w, 0.0).sum()
+    before, moved = _columns({name: value[near] for name, value in table.latents.items()}), found.adjusted[near]
+    found_there = back.latents_table(moved)
+    after = _columns({name: found_there[name] for name in table.latents})
+    names = np.array([entry for name, value in table.latents.items() for entry in entry_names(name, value.shape[1:])])
+    varies = np.ptp(before, axis=0) > 1e-6 * np.abs(before).max(axis=0)
+    before, after, names = before[:, varies], after[:, varies], names[varies]
+    scale = deviations(before, w)
+    # each point is left out of the regression that moves it
+    held_out = np.max(found.residual / np.maximum(deviations(moved, positive), 1e-300))
+    left = held_out * deviations(after, positive) / scale
+    error = left * np.max(found.error / np.maximum(found.residual, 1e-300))
+    return Change(names.tolist(), np.abs(w @ after - w @ before) / scale, error, left)
+
+
+def _columns(latents: Mapping[str, Any]) -> np.ndarray:
+    """All numbers of latents `{site: (m, *shape)}`, `(m, k)`."""
+    return np.concatenate([np.asarray(value, np.float64).reshape(len(value), -1) for value in latents.values()], axis=1)
