@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -23,42 +23,6 @@ from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.coordinates import Coordinates, Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-
-
-class LearntLikelihoods(NamedTuple):
-    """What was learnt from simulations, whatever the observation.
-
-    Attributes:
-        simulations: They.
-        likelihoods: The learnt likelihood of each simulator site.
-        measures: The prior of each simulator's coordinates.
-        history: For each round, how many simulations it made and how far it moved the posterior.
-        default: Likelihoods of the default form, with which those of the published form are compared; empty for others.
-        half: Likelihoods learnt from half of the simulations, with which those of the default form are compared.
-        amortised: Whether they serve every observation: no round simulated where the posterior of one is.
-        one_round: Why the engine made one round, where it chose to; otherwise empty.
-    """
-
-    simulations: Simulations
-    likelihoods: Mapping[str, FittedLikelihood]
-    measures: Mapping[str, Measure]
-    history: tuple[tuple[int, float], ...]
-    default: Mapping[str, FittedLikelihood] = {}
-    half: Mapping[str, FittedLikelihood] = {}
-    amortised: bool = True
-    one_round: str = ""
-
-    def require_amortised(self) -> None:
-        """Raise an error unless they serve every observation."""
-        checks.require(
-            self.amortised,
-            f"The likelihood was learnt for the observation of `run`: of {len(self.simulations)} simulations "
-            f"{self.simulations.proposed} were made where a posterior is. For another observation call `run` again; "
-            "with `KELFI(model, simulations=engine.posterior.simulations)` it makes no new ones, which is enough where "
-            "that posterior lies among these. Or learn from simulations at prior draws alone (num_rounds=1, and no "
-            "others given), which serve every observation (`condition`, `diagnostics.check` and "
-            "`diagnostics.calibrate`).",
-        )
 
 
 @shown

@@ -10,10 +10,12 @@ from scipy import special
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior, beyond_by_call, observation
+from numpyro_kme.engines._learning import LearntLikelihoods
+from numpyro_kme.engines._learnt_posterior import LearntPosterior, beyond_by_call, observation
 from numpyro_kme.engines._sampling import Drawn
 from numpyro_kme.engines.posterior import missing_entries
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, extrapolation_message
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.extrapolation import extrapolation_message
 from numpyro_kme.likelihoods.locations import UNRESOLVED, moved_means
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.sites import SimulatorSite

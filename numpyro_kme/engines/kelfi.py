@@ -9,16 +9,9 @@ import numpy as np
 
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
-from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
-from numpyro_kme.engines import _comparison, _enumeration, _forms, _rounds, _sampling, _simulations
-from numpyro_kme.engines._learnt_posterior import (
-    LearntLikelihoods,
-    LearntPosterior,
-    beyond_by_call,
-    determined,
-    learnt_prior,
-    observation,
-)
+from numpyro_kme.engines import _comparison, _enumeration, _forms, _rounds, _sampling
+from numpyro_kme.engines._learning import Learning, LearntLikelihoods
+from numpyro_kme.engines._learnt_posterior import LearntPosterior, beyond_by_call, determined, learnt_prior, observation
 from numpyro_kme.engines._reports import described, in_tails, location_errors, unresolved, warn_of
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
@@ -27,12 +20,11 @@ from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import groups
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.base import Statistics
-from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import SimulatedMissing, Simulations
 
@@ -219,39 +211,14 @@ class KELFI(SimulationEngine):
         proposal = self.proposal or FromPosterior()
         return proposal.choose(choose_key, draws, prior, posterior.surrogate_variance, size)
 
+    @property
+    def _learning(self) -> Learning:
+        return Learning(self.statistics, self.resolved_form, self.missing)
+
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
-            return self._learnt(fit_key, problem, simulations, history)
-
-    def _learnt(self, fit_key, problem: Problem, simulations: Simulations, history) -> LearntLikelihoods:
-        measures: dict[str, Measure] = {}
-        likelihoods = {}
-        for site in problem.observations:
-            theta, x = _simulations.training_table(fit_key, simulations, problem, site)
-            coordinates = Coordinates.from_prior(fit_key, problem, site).covering(theta)
-            if coordinates.exact:
-                measures[site] = NormalMixture(*coordinates.mixture)
-            else:  # prior draws stand in for a distribution that is not known
-                arguments = problem.draw(fit_key, size := 4000).arguments[site].reshape(-1, theta.shape[1])
-                chosen = _simulations.some_calls(fit_key, size, len(arguments) // size, size)
-                measures[site] = Points(coordinates.table(arguments[chosen]))
-            how = self._how(problem, site, coordinates, measures[site])
-            likelihoods[site] = fit_likelihood(theta, x, form=self._form_of(problem, site), **how)
-        return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
-
-    def _form_of(self, problem: Problem, site: str) -> Form | None:
-        simulator = problem.simulators[site].simulator
-        return _forms.form_of(site, simulator, self.statistics, self.resolved_form, self.missing)
-
-    def _how(self, problem: Problem, site: str, coordinates: Coordinates, measure: Measure) -> dict[str, Any]:
-        """How the likelihood of a site is learnt, beside its form."""
-        found = problem.simulators[site]
-        whole = found.simulator.ragged or not (found.weighted or found.missing)
-        seen = None  # along plates there are many
-        if found.mask.size == 1 and whole:
-            seen = np.reshape(problem.observations[site], found.simulator.event_shape)
-        return dict(coordinates=coordinates, measure=measure, y=seen, names=found.simulator.labels)
+            return self._learning.fit(fit_key, problem, simulations, history)
 
     def _compared(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior):
         """With other likelihoods from the same simulations, and how far they move the posterior, which is warned of."""
@@ -261,22 +228,13 @@ class KELFI(SimulationEngine):
             learnt = learnt._replace(likelihoods=near)
         with progress.phase("learning again from half of the simulations", self.progress_bar):
             default, half = (
-                self._others(fit_key, problem, learnt, learn)
+                self._learning.others(fit_key, problem, learnt, learn)
                 for learn in (_comparison.default_form, _comparison.of_half)
             )
         learnt = learnt._replace(default=default, half=half)
         posterior = self._told(problem, learnt, posterior.measures, posterior.drawn)
         warn_of(posterior)
         return learnt, posterior
-
-    def _others(self, fit_key, problem: Problem, learnt: LearntLikelihoods, learn) -> dict[str, FittedLikelihood]:
-        """What `learn` finds from the same simulations, for the sites where it finds something."""
-        found = {}
-        for site, fitted in learnt.likelihoods.items():
-            theta, x = _simulations.training_table(fit_key, learnt.simulations, problem, site)
-            how = self._how(problem, site, fitted.coordinates, learnt.measures[site])
-            found[site] = learn(self._form_of(problem, site), theta, x, **how)
-        return {site: other for site, other in found.items() if other is not None}
 
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
         """Simulate at further latents, learn from all simulations, and sample again."""

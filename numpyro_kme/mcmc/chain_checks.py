@@ -14,7 +14,8 @@ from numpyro.infer.util import log_density
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, numbers, shown
 from numpyro_kme._core.host import in_present_precision
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, extrapolation_message
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
+from numpyro_kme.likelihoods.extrapolation import extrapolation_message
 from numpyro_kme.likelihoods.locations import UNRESOLVED, moved_means
 from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator

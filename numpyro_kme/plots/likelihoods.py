@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.engines._learnt_posterior import LearntLikelihoods, LearntPosterior
+from numpyro_kme.engines._learning import LearntLikelihoods
+from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.plots._style import COLOURS, DARK, FAINT, HEIGHT, WIDTH, chosen, learnt_posterior, legend, panels
 

@@ -1,0 +1,115 @@
+"""What is learnt from simulations: the likelihood of each simulator site, and how."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
+from numpyro_kme.engines import _forms, _simulations
+from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import SimulatedMissing, Simulations
+
+PRIOR_DRAWS = 4000
+"""Prior draws that stand in for a distribution of coordinates that is not known."""
+
+
+class LearntLikelihoods(NamedTuple):
+    """What was learnt from simulations, whatever the observation.
+
+    Attributes:
+        simulations: They.
+        likelihoods: The learnt likelihood of each simulator site.
+        measures: The prior of each simulator's coordinates.
+        history: For each round, how many simulations it made and how far it moved the posterior.
+        default: Likelihoods of the default form, with which those of the published form are compared; empty for others.
+        half: Likelihoods learnt from half of the simulations, with which those of the default form are compared.
+        amortised: Whether they serve every observation: no round simulated where the posterior of one is.
+        one_round: Why the engine made one round, where it chose to; otherwise empty.
+    """
+
+    simulations: Simulations
+    likelihoods: Mapping[str, FittedLikelihood]
+    measures: Mapping[str, Measure]
+    history: tuple[tuple[int, float], ...]
+    default: Mapping[str, FittedLikelihood] = {}
+    half: Mapping[str, FittedLikelihood] = {}
+    amortised: bool = True
+    one_round: str = ""
+
+    def require_amortised(self) -> None:
+        """Raise an error unless they serve every observation."""
+        checks.require(
+            self.amortised,
+            f"The likelihood was learnt for the observation of `run`: of {len(self.simulations)} simulations "
+            f"{self.simulations.proposed} were made where a posterior is. For another observation call `run` again; "
+            "with `KELFI(model, simulations=engine.posterior.simulations)` it makes no new ones, which is enough where "
+            "that posterior lies among these. Or learn from simulations at prior draws alone (num_rounds=1, and no "
+            "others given), which serve every observation (`condition`, `diagnostics.check` and "
+            "`diagnostics.calibrate`).",
+        )
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How likelihoods are learnt.
+
+    Attributes:
+        statistics, form, missing: As in `KELFI`; the form as it is resolved there.
+    """
+
+    statistics: _forms.Setting
+    form: Form | None
+    missing: SimulatedMissing | None
+
+    def fit(self, rng_key: jax.Array, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
+        """Learn from all simulations."""
+        measures: dict[str, Measure] = {}
+        likelihoods = {}
+        for site in problem.observations:
+            theta, x = _simulations.training_table(rng_key, simulations, problem, site)
+            coordinates = Coordinates.from_prior(rng_key, problem, site).covering(theta)
+            measures[site] = _measure(rng_key, problem, site, coordinates)
+            how = _how(problem, site, coordinates, measures[site])
+            likelihoods[site] = fit_likelihood(theta, x, form=self._form_of(problem, site), **how)
+        return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
+
+    def others(
+        self, rng_key: jax.Array, problem: Problem, learnt: LearntLikelihoods, learn: Callable[..., Any]
+    ) -> dict[str, FittedLikelihood]:
+        """What `learn` finds from the same simulations, for the sites where it finds something."""
+        found = {}
+        for site, fitted in learnt.likelihoods.items():
+            theta, x = _simulations.training_table(rng_key, learnt.simulations, problem, site)
+            how = _how(problem, site, fitted.coordinates, learnt.measures[site])
+            found[site] = learn(self._form_of(problem, site), theta, x, **how)
+        return {site: other for site, other in found.items() if other is not None}
+
+    def _form_of(self, problem: Problem, site: str) -> Form | None:
+        return _forms.form_of(site, problem.simulators[site].simulator, self.statistics, self.form, self.missing)
+
+
+def _measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
+    """Distribution of the coordinates under the prior."""
+    if coordinates.exact:
+        return NormalMixture(*coordinates.mixture)
+    drawn = problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
+    arguments = drawn.reshape(-1, drawn.shape[-1])
+    chosen = _simulations.some_calls(rng_key, PRIOR_DRAWS, len(arguments) // PRIOR_DRAWS, PRIOR_DRAWS)
+    return Points(coordinates.table(arguments[chosen]))
+
+
+def _how(problem: Problem, site: str, coordinates: Coordinates, measure: Measure) -> dict[str, Any]:
+    """How the likelihood of a site is learnt, beside its form."""
+    found = problem.simulators[site]
+    whole = found.simulator.ragged or not (found.weighted or found.missing)
+    seen = None  # along plates there are many
+    if found.mask.size == 1 and whole:
+        seen = np.reshape(problem.observations[site], found.simulator.event_shape)
+    return dict(coordinates=coordinates, measure=measure, y=seen, names=found.simulator.labels)
