@@ -54,10 +54,13 @@ def test_regression_against_the_conjugate_posterior(kelfi):
     assert len(kelfi.likelihoods["y"].simulated) == 400 * (MOST_ROWS // 400)
 
 
-def test_other_covariates_need_no_simulation(kelfi):
-    x = X[::-1] * 0.9
-    y = (-0.3 * x + SD * np.random.default_rng(1).normal(size=8)).astype(np.float32)
-    mean, sd = conjugate(x, y)
+@pytest.mark.parametrize("size", [8, 5, 13])
+def test_other_covariates_and_numbers_of_trials_need_no_simulation(kelfi, size):
+    """One trial was not observed, and has no influence."""
+    x = np.linspace(1.8, -1.4, size, dtype=np.float32)
+    y = (-0.3 * x + SD * np.random.default_rng(1).normal(size=size)).astype(np.float32)
+    y[1] = np.nan
+    mean, sd = conjugate(x[~np.isnan(y)], y[~np.isnan(y)])
     slope = kelfi.trained.condition(KEY, x, y=y).samples["slope"]
     assert abs(slope.mean() - mean) < 0.4 * sd
     assert 0.75 < slope.std() / sd < 1.35
