@@ -446,7 +446,7 @@ def raising_loss():
     return kme.MMD(kernels.FromCallable(raising_kernel))
 
 
-add("bootstrap", "NaN", lambda: npl(x=spoilt(DATA, NAN)), "has 1 entries that are not finite")
+add("bootstrap", "NaN", lambda: npl(x=spoilt(DATA, NAN)), "1 of the 20 points of the observation at 'x' have")
 add("bootstrap", "infinite", lambda: npl(x=spoilt(DATA, INF)), "has 1 entries that are not finite")
 add("bootstrap", "constant", lambda: npl(x=np.ones(20)), "at least half of the pairs coincide")
 add("bootstrap", "duplicates", lambda: npl(x=np.repeat(DATA[:4], 5)), slow=True)

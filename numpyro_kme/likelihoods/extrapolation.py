@@ -7,7 +7,8 @@ $$ r(z) = \Big( \sum_d g_d (z_d - \tilde z_d)^2 \Big)^{1/2}, $$
 
 with the nearest point `z~` of the box and weights `g`, such as the information of the statistics about the coordinates.
 A point is beyond the simulated parameters where `r` is larger than that of every simulation outside the box of the
-others: with probability of about `1 / (m + 1)` for a further simulation, in any number of dimensions.
+others, and than rounding: with probability of about `1 / (m + 1)` for a further simulation, in any number of
+dimensions.
 """
 
 from typing import Any
@@ -20,6 +21,9 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
+
+ROUNDING = 1e-5
+"""Parameters are known to this fraction of the width of the box: some are float32, others float64."""
 
 
 @register
@@ -42,7 +46,8 @@ class Region:
         """The region of coordinates `(m, D)`."""
         ranked = np.sort(z, axis=0)
         outside = np.maximum(z - ranked[-2], 0.0) + np.maximum(ranked[1] - z, 0.0)
-        limit = np.sqrt(np.max(np.square(outside) @ weights))
+        width = ROUNDING * (ranked[-1] - ranked[0])  # more than none, where several calls have the same parameters
+        limit = np.sqrt(max(np.max(np.square(outside) @ weights), np.square(width) @ weights))
         return cls(ranked[0], ranked[-1], np.asarray(weights), limit)
 
     def distance(self, z: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.generator import Generator, QuadratureNodes
 from numpyro_kme.losses.mmd import MMD
@@ -30,7 +30,7 @@ from numpyro_kme.mcmc.noise import (
 )
 from numpyro_kme.mcmc.soft_abc import soft_abc
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import require_known
+from numpyro_kme.models.sites import require_known, require_whole_calls
 
 __all__ = ["generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
 
@@ -76,6 +76,7 @@ class surrogate(Messenger):
         )
         self.likelihoods: dict[str, Likelihood] = dict(given)
         self._met: set[str] = set()
+        self._lacking: set[str] = set()
         super().__init__(model)
 
     def __enter__(self):
@@ -109,9 +110,25 @@ class surrogate(Messenger):
         mask = compat.mask(msg["fn"])
         require_known(name, simulator)
         msg["value"] = compat.innermost(msg["fn"]).vector(msg["value"])
+        require_whole_calls(name, simulator, msg)
+        if isinstance(self.likelihoods[name], FittedLikelihood) and not simulator.ragged:
+            self._note_missing(name, msg["value"])
         density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
         fn = compat.rewrapped(msg["fn"], density)
         msg["fn"] = fn if _counts(mask) else fn.mask(False)
+
+    def _note_missing(self, name: str, value: ArrayLike) -> None:
+        """Raise where entries are missing in the observation at a site that JAX traces now, as far as is known."""
+        traced = not checks.is_concrete(value)
+        checks.require(
+            not (traced and name in self._lacking),
+            f"JAX traces the observation at {name!r}, and it had NaN when this model was last run: entries that were "
+            "not observed have to be known. Leave `jit_model_args` of MCMC out, or let the model hold the observation.",
+            TypeError,
+        )
+        if not traced:
+            lacks = bool(np.isnan(np.asarray(value)).any())
+            self._lacking = self._lacking | {name} if lacks else self._lacking - {name}
 
 
 class uncondition_simulators(Messenger):

@@ -255,5 +255,5 @@ def discrete_message(name: str, latent: Latent, why: str) -> str:
     return (
         f"The prior of {name!r} is discrete ({type(compat.innermost(latent.fn)).__name__}), and {why}. RejectionABC, "
         "K2ABC, KernelABC, KernelBayes and DistributionRegressionABC weight simulations and take any prior; "
-        "or sum over it inside the simulator. If it is data, pass the observation to the model."
+        "or draw it inside the simulator. If it is data, pass the observation to the model."
     )

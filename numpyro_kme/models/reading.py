@@ -15,7 +15,7 @@ from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.ragged import beyond_end
 from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import Latent, SimulatorSite, require_known
+from numpyro_kme.models.sites import Latent, SimulatorSite, require_known, require_whole_calls
 
 
 class Parts(NamedTuple):
@@ -80,12 +80,15 @@ def _explained(model: Callable, args: tuple, kwargs: Mapping):
     try:
         yield
     except Exception as error:
-        hint = " Do the batch shapes of its sites fit its plates (`event_dims` of a Simulator)?"
+        hints = {
+            "broadcast": " Do the batch shapes of its sites fit its plates (`event_dims` of a Simulator)?",
+            "size of plate": " Without data there is nothing to observe: pass at least one number along each plate.",
+        }
         raise checks.explained(
             f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
             f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword arguments "
             f"{sorted(kwargs)}; observations and covariates are passed the way the model takes them."
-            f"{hint if 'broadcast' in str(error) else ''}"
+            f"{''.join(hint for words, hint in hints.items() if words in str(error))}"
         ) from error
 
 
@@ -205,6 +208,8 @@ def _check_sites(trace, simulators, parents) -> None:
                 "parts as numbers of their own, and let the simulator return them so.",
                 TypeError,
             )
+            if site["is_observed"]:
+                require_whole_calls(name, simulators[name], site)
             found, expected = np.shape(site["value"]), simulators[name].shape()
             checks.require(
                 found == expected,

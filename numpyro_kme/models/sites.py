@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpyro.distributions as dist
@@ -150,11 +151,26 @@ class SimulatorSite:
 
 
 def require_known(name: str, simulator: Simulator) -> None:
-    """Raise where arguments of the simulator at a site are NaN, of those that are not traced."""
-    known = [np.isnan(param) for param in map(np.asarray, filter(checks.is_concrete, simulator.params))]
-    lost, size = sum(int(nan.sum()) for nan in known), sum(nan.size for nan in known)
+    """Raise where an argument of the simulator at a site has NaN, of those that are not traced."""
+    for number, param in enumerate(simulator.params):
+        lost = np.argwhere(np.isnan(np.asarray(param))).tolist() if checks.is_concrete(param) else []
+        checks.require(
+            not lost,
+            f"Argument {number} of the simulator at {name!r}, counted from 0, has {len(lost)} NaN among its "
+            f"{np.size(param)} numbers, the first at {tuple(lost[0]) if lost else ()}: covariates have to be known. "
+            "Leave these trials out, or give what is missing a prior; in an observation NaN means not observed.",
+        )
+
+
+def require_whole_calls(name: str, simulator: Simulator, site: Mapping[str, Any]) -> None:
+    """Raise where a mask has entries that belong to no call of the simulator at an observed site of a trace: it counts
+    the one observation several times."""
+    shape, seen = site["fn"].shape(), np.shape(site["value"])
+    batch, lead = (one[: len(one) - simulator.event_dim] for one in (shape, seen))
+    known = {-i for of in (lead, simulator.groups) for i in range(1, len(of) + 1) if of[-i] > 1}
+    known |= {frame.dim for frame in site["cond_indep_stack"]}
     checks.require(
-        not lost,
-        f"{lost} of the {size} arguments of the simulator at {name!r} are NaN: covariates have to be known. Leave "
-        "these units out, or give what is missing a prior; in an observation NaN means not observed.",
+        all(size == 1 or -i in known for i, size in enumerate(batch[::-1], start=1)),
+        f"A mask or `expand` at {name!r} makes the observation of shape {seen} count as shape {shape}. Masks leave out "
+        "whole calls of a simulator under plates: for entries that were not observed write NaN in the observation.",
     )

@@ -127,9 +127,11 @@ class Run:
     def _raise(self, row: int) -> NoReturn:
         failure = self.errors[row]
         theta = {name: np.asarray(value[row]).tolist() for name, value in self.latents.items()}
+        lost = failure.kind == "not finite" and not self.simulator.ragged and self.plan.missing is None
+        recorded = " Where NaN is what is not recorded, KELFI takes missing=SimulatedMissing()." if lost else ""
         raise checks.explained(
             f"Simulation {row} of site {self.site!r} failed at {theta}: {failure}. "
-            "Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'.",
+            f"Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'.{recorded}",
             SimulationError,
         ) from (failure.__cause__ or failure)
 

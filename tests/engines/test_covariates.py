@@ -54,10 +54,13 @@ def test_regression_against_the_conjugate_posterior(kelfi):
     assert len(kelfi.likelihoods["y"].simulated) == 400 * (MOST_ROWS // 400)
 
 
-def test_other_covariates_need_no_simulation(kelfi):
-    x = X[::-1] * 0.9
-    y = (-0.3 * x + SD * np.random.default_rng(1).normal(size=8)).astype(np.float32)
-    mean, sd = conjugate(x, y)
+@pytest.mark.parametrize("size", [8, 5, 13])
+def test_other_covariates_and_numbers_of_trials_need_no_simulation(kelfi, size):
+    """One trial was not observed, and has no influence."""
+    x = np.linspace(1.8, -1.4, size, dtype=np.float32)
+    y = (-0.3 * x + SD * np.random.default_rng(1).normal(size=size)).astype(np.float32)
+    y[1] = np.nan
+    mean, sd = conjugate(x[~np.isnan(y)], y[~np.isnan(y)])
     slope = kelfi.trained.condition(KEY, x, y=y).samples["slope"]
     assert abs(slope.mean() - mean) < 0.4 * sd
     assert 0.75 < slope.std() / sd < 1.35
@@ -71,12 +74,21 @@ def test_a_covariate_beyond_those_simulated_is_named(kelfi):
     assert posterior.extrapolated["y"] == 1.0
 
 
+def test_covariates_in_double_precision_are_among_those_simulated():
+    """Simulations have them in single precision, in which 0.2 is larger."""
+    x = np.array([0.5, 1.0, 2.0, 1.5, 0.2, 0.8])
+    engine = kme.KELFI(regression, 300, num_rounds=1, num_samples=100, progress_bar=False)
+    engine.run(KEY, x, y=0.5 * x)
+    assert len(np.unique(engine.likelihoods["y"].simulated[:, 1])) == 6
+    assert engine.posterior.extrapolated["y"] < 0.05
+
+
 def test_covariates_that_are_not_known_or_were_constant():
     ones = np.ones(8, np.float32)
     with pytest.raises(ValueError, match="covariates have to be known"):
         Problem.read(regression, np.where(np.arange(8) == 2, np.nan, X))
     known = kme.handlers.surrogate(regression, {"y": lambda slope, x: dist.Normal(slope * x, SD)})
-    with pytest.raises(ValueError, match="2 of the 9 arguments of the simulator at 'y' are NaN: covariates have to be"):
+    with pytest.raises(ValueError, match=r"Argument 1 .*at 'y'.*has 2 NaN among its 8 numbers.*have to be"):
         MCMC(NUTS(known), num_warmup=1, num_samples=1, progress_bar=False).run(
             KEY, np.where(np.arange(8) < 2, np.nan, X), y=Y
         )

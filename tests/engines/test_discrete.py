@@ -113,6 +113,30 @@ def test_surrogates_under_discrete_gibbs():
     assert np.abs(found - exact(3)[0]).max() < 0.03
 
 
+def of_each(x=None):
+    """A state of each trial, which NumPyro can sum over."""
+    shift = numpyro.sample("shift", dist.Normal(0.0, 0.5))
+    with numpyro.plate("trials", len(x)):
+        k = numpyro.sample("k", dist.Bernoulli(0.7), infer={"enumerate": "parallel"})
+        numpyro.sample("x", kme.Simulator(around, k, shift, event_dims=0), obs=x)
+
+
+def test_surrogates_take_the_values_that_numpyro_enumerates():
+    """All values of a latent stand along a dimension in front of the plates, as the package funsor has them."""
+    arguments, outputs = np.random.default_rng(0).normal(size=(60, 2)), np.random.default_rng(1).normal(size=(60, 2))
+    smodel = kme.handlers.surrogate(of_each, {"x": kme.fit_likelihood(arguments, outputs)})
+    x = np.random.default_rng(2).normal(size=(5, 2)).astype(np.float32)
+
+    def densities(k):
+        data = {"k": jnp.asarray(k, jnp.float32), "shift": jnp.float32(0.1)}
+        site = numpyro.handlers.trace(numpyro.handlers.substitute(smodel, data)).get_trace(x)["x"]
+        return site["fn"].log_prob(site["value"])
+
+    found = densities([[0], [1]])
+    assert found.shape == (2, 5)
+    np.testing.assert_allclose(found, [densities(np.full(5, k)) for k in (0, 1)], rtol=1e-5)
+
+
 def counted(x=None):
     n = numpyro.sample("n", dist.Poisson(4.0))
     numpyro.sample("x", kme.Simulator(near, n), obs=x)

@@ -286,10 +286,45 @@ def test_what_is_refused():
     for name in ("KELFI", "KernelABC", "K2ABC", "KernelRecursiveABC"):
         with pytest.raises(ValueError, match="Nothing was observed at 'x': all 6 entries that count are NaN"):
             getattr(kme, name)(model, progress_bar=False).run(KEY, x=np.full(6, np.nan))
-    with pytest.raises(ValueError, match=r"1 of the 4 arguments of the simulator at 'x' are NaN: covariates"):
+    with pytest.raises(ValueError, match=r"Argument 0 of the simulator at 'x'.* 1 NaN among its 4 numbers.* \(2,\)"):
         kme.KELFI(with_times, progress_bar=False).run(KEY, x=np.zeros(4), times=np.array([0.0, 1.0, np.nan, 3.0]))
     with pytest.raises(ValueError, match="has 1 entries that are not finite"):
         kme.KELFI(model, progress_bar=False).run(KEY, x=np.where(np.arange(6) == 0, np.inf, Y))
+
+
+def masked_entries(x=None, mask=True):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with handlers.mask(mask=mask):
+        numpyro.sample("x", kme.Simulator(numbers, theta), obs=x)
+
+
+@pytest.mark.parametrize("mask", [~np.isnan(Y), np.ones(6, bool)])
+def test_a_mask_of_entries_is_refused_and_not_one_observation_counted_six_times(kelfi, mask):
+    x, latents = np.nan_to_num(Y), {"theta": jnp.float32(0.3)}
+    smodel = kme.handlers.surrogate(masked_entries, kelfi.likelihoods)
+    with pytest.raises(ValueError, match=r"shape \(6,\) count as shape \(6, 6\).*write NaN in the observation"):
+        log_density(smodel, (), {"x": x, "mask": mask}, latents)
+    with pytest.raises(ValueError, match=r"shape \(6,\) count as shape \(6, 6\).*write NaN in the observation"):
+        kme.KELFI(masked_entries, 50, progress_bar=False).run(KEY, x=x, mask=mask)
+    whole = [log_density(smodel, (), {"x": x, "mask": one}, latents)[0] for one in (True, np.array([True]))]
+    np.testing.assert_array_equal(*whole)
+
+
+def test_nuts_refuses_missing_entries_that_jax_traces(kelfi):
+    """Its chain would stand still, since no entry of a traced observation can be left out."""
+    smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
+
+    def run(x):
+        MCMC(NUTS(smodel), num_warmup=2, num_samples=2, jit_model_args=True, progress_bar=False).run(KEY, x=x)
+
+    with pytest.raises(TypeError, match=r"JAX traces the observation at 'x', and it had NaN.*`jit_model_args`"):
+        run(Y)
+    run(np.nan_to_num(Y))
+
+
+def test_no_data_along_a_plate():
+    with pytest.raises(ValueError, match=r"size of plate.*pass at least one number along each plate"):
+        kme.KELFI(draws, progress_bar=False).run(KEY, x=np.zeros((0, 6)), size=0)
 
 
 def weeks(rng_key, log_rate, log_onset):

@@ -356,7 +356,7 @@ def pairs(x):
         (no_plate, np.float64(1.0), "must stand in one plate, the data plate"),
         (two_sites, X, r"needs one observed site .* observes \['x', 'y'\]"),
         (inside, X, r"latents \['own'\] stand inside the data plate"),
-        (model, np.append(X, np.nan), "`data` has 1 entries that are not finite"),
+        (model, np.append(X, np.nan), r"1 of the \d+ points of the observation at 'x' have NaN, such as"),
         (model, X[:1], "at least two points"),
         (model, X[:0], "at least two points"),
         (pairs, np.zeros((5, 3)), r"one data point has shape \[\(3,\)\] and one simulated point \[\(2,\)\]|shape"),

@@ -346,6 +346,14 @@ def test_the_limit_is_that_of_a_double_loop(rng):
     np.testing.assert_allclose(Region.of(z, weights).limit, max(out))
 
 
+def test_rounding_is_not_beyond(rng):
+    """Several calls have the same parameters, so that none is outside the box of the others."""
+    z = np.repeat(rng.normal(size=(30, 2)), 3, axis=0)
+    region = Region.of(z, np.array([1.0, 4.0]))
+    assert not region.beyond(z * (1.0 + 1e-6)).any() and not region.beyond(z.astype(np.float32)).any()
+    assert region.beyond(z.max(axis=0) + 1e-3)
+
+
 @pytest.mark.parametrize(("m", "share"), [(9, 0.5), (99, 0.05), (10_000, 0.01)])
 def test_a_few_draws_beyond_are_what_chance_gives(m, share):
     """One simulation more would be beyond the others with a probability of `1 / (m + 1)`."""
