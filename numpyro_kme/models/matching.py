@@ -184,12 +184,12 @@ def exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     }
 
 
-@on_host
 def entry_names(name: str, shape: tuple[int, ...]) -> list[str]:
     """Names of the numbers of a site, in order."""
     return [f"{name}[{', '.join(map(str, index))}]" if index else name for index in np.ndindex(shape)]
 
 
+@on_host
 def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) -> dict[str, Any]:
     """The fields of inexact coordinates: median 0, and 68 % of the rows of a table between -1 and 1."""
     table = np.asarray(table, np.float64)
