@@ -13,7 +13,7 @@ from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.kernels.ragged import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulations.failures import not_ragged
+from numpyro_kme.simulations.failures import SimulatedMissing, not_ragged
 from numpyro_kme.simulations.store import DONE, PENDING
 
 
@@ -96,7 +96,15 @@ class Simulations(Saved):
         return f"{number} of {total} ({number / total:.1%}): {reasons}" + (f"; at {', '.join(where)}" if where else "")
 
     @classmethod
-    def from_table(cls, arguments: Any, x: Any, *, site: str = "x", ragged: bool = False) -> "Simulations":
+    def from_table(
+        cls,
+        arguments: Any,
+        x: Any,
+        *,
+        site: str = "x",
+        ragged: bool = False,
+        missing: SimulatedMissing | None = None,
+    ) -> "Simulations":
         """Take simulations made elsewhere from the arguments of the simulator.
 
         Args:
@@ -104,6 +112,7 @@ class Simulations(Saved):
             x: `(m, *event)`, what the simulator gave; with `ragged` a list of `m` arrays of any length, too.
             site: Name of the simulator site.
             ragged: Whether NaN at the end of an output says that it ends there, as in `Simulator`.
+            missing: `SimulatedMissing()` where NaN is what the simulator gives for what is not recorded.
         Raises:
             ValueError: If the rows do not agree in number or hold values that are not finite.
         """
@@ -111,7 +120,7 @@ class Simulations(Saved):
             x = padded_together(x)
         arguments, x = np.asarray(arguments), np.asarray(x)
         checks.table("arguments", arguments)
-        _check_outputs("x", x, x.ndim - 1 if ragged else 0)
+        _check_outputs("x", x, x.ndim - 1 if ragged else 0, missing)
         checks.require(
             x.shape[:1] == arguments.shape[:1],
             f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and {x.shape}.",
@@ -119,7 +128,9 @@ class Simulations(Saved):
         return cls({site: arguments}, {site: x})
 
     @classmethod
-    def from_latents(cls, problem: Problem, latents: Arrays, x: Any) -> "Simulations":
+    def from_latents(
+        cls, problem: Problem, latents: Arrays, x: Any, *, missing: SimulatedMissing | None = None
+    ) -> "Simulations":
         """Take simulations made elsewhere from values of the model's latents.
 
         Args:
@@ -127,25 +138,26 @@ class Simulations(Saved):
             latents: `{latent: (m, *shape)}`, for all latents.
             x: `{site: (m, *batch, *event)}`, or the array itself if there is one simulator site; of outputs of any
                 length (`Simulator(ragged=True)`) a list of arrays, too.
+            missing: As in `from_table`.
         Raises:
             ValueError: If shapes do not fit the model, or `x` has values that are not finite.
         """
         x = x if isinstance(x, Mapping) else {problem.site(): x}
         x = {problem.site(name): value for name, value in x.items()}
         x = {n: np.asarray(as_long(problem.simulators[n].simulator, value)) for n, value in x.items()}
-        missing = sorted(set(problem.simulators) - set(x))
-        checks.require(not missing, f"`x` has no simulations of the sites {missing}.")
+        absent = sorted(set(problem.simulators) - set(x))
+        checks.require(not absent, f"`x` has no simulations of the sites {absent}.")
         draws = problem.evaluate(latents)
         for name, value in x.items():
             shape = (len(draws.arguments[name]), *problem.simulators[name].simulator.shape())
             checks.require(
                 value.shape == shape, f"The simulations of site {name!r} must have shape {shape}; got {value.shape}."
             )
-            _check_outputs(name, value, _ragged_dims(problem, name))
+            _check_outputs(name, value, _ragged_dims(problem, name), missing)
         return cls(draws.arguments, x, draws.latents, draws.deterministics)
 
     @classmethod
-    def from_arviz(cls, problem: Problem, source: Any) -> "Simulations":
+    def from_arviz(cls, problem: Problem, source: Any, *, missing: SimulatedMissing | None = None) -> "Simulations":
         """Take simulations from an ArviZ object or file with the groups `prior` and `prior_predictive`.
 
         Args:
@@ -153,6 +165,7 @@ class Simulations(Saved):
             source: An `InferenceData`, a `DataTree`, or the path of a netCDF file or Zarr store of one; what `simulate`
                 stored, or any engine's `to_inference_data()`, among them. Simulations that failed or hold NaN are left
                 out and counted; those of a store that never ran are not there.
+            missing: As in `from_table`; simulations with NaN are kept then.
         Raises:
             ValueError: If a group or variable is missing, or shapes do not fit the model.
         """
@@ -160,7 +173,7 @@ class Simulations(Saved):
         groups = arviz.read_groups(source, ("prior", "prior_predictive"), ("simulations",))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
-        sound = np.all([_sound(value, _ragged_dims(problem, name)) for name, value in x.items()], axis=0)
+        sound = np.all([_sound(value, _ragged_dims(problem, name), missing) for name, value in x.items()], axis=0)
         ran = np.ones(len(sound), bool)
         for status in (value for name, value in groups["simulations"].items() if name.startswith("status of ")):
             sound, ran = sound & (status.ravel() == DONE), ran & (status.ravel() != PENDING)
@@ -169,6 +182,7 @@ class Simulations(Saved):
             problem,
             {name: value[sound] for name, value in latents.items()},
             {name: value[sound] for name, value in x.items()},
+            missing=missing,
         )
         failures = {"failed" if groups["simulations"] else "not finite": int(np.sum(wrong))} if wrong.any() else {}
         failed = {name: value[wrong] for name, value in latents.items()}
@@ -189,11 +203,13 @@ def as_long(simulator: Simulator, x: Any) -> Any:
     return simulator.expand(np.shape(x)[:1] + simulator.batch_shape).padded(x)
 
 
-def _check_outputs(name: str, x: np.ndarray, ragged_dims: int) -> None:
-    """That outputs `(m, ...)` are finite before their ends."""
+def _check_outputs(name: str, x: np.ndarray, ragged_dims: int, missing: SimulatedMissing | None) -> None:
+    """That outputs `(m, ...)` are finite before their ends, or NaN where that says that nothing is recorded."""
     checks.real(name, x)
     if not ragged_dims:
-        return checks.finite(name, x)
+        checks.instance("missing", missing, SimulatedMissing | None, "SimulatedMissing()")
+        how = "Remove these simulations; where NaN says that nothing was recorded, pass `missing=SimulatedMissing()`."
+        return checks.finite(name, x if missing is None else np.where(np.isnan(x), 0.0, x), how)
     wrong = np.flatnonzero(~_sound(x, ragged_dims))
     checks.require(
         not len(wrong),
@@ -202,10 +218,10 @@ def _check_outputs(name: str, x: np.ndarray, ragged_dims: int) -> None:
     )
 
 
-def _sound(x: np.ndarray, ragged_dims: int) -> np.ndarray:
+def _sound(x: np.ndarray, ragged_dims: int, missing: SimulatedMissing | None = None) -> np.ndarray:
     """Which outputs `(m, ...)` are finite, `(m,)`, before their ends where they may have such."""
     if not ragged_dims:
-        return np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        return (np.isfinite(x) if missing is None else ~np.isinf(x)).reshape(len(x), -1).all(axis=1)
     return np.array([not_ragged(one, ragged_dims) is None for one in x])
 
 

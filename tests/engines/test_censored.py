@@ -15,7 +15,8 @@ import numpyro_kme as kme
 from numpyro_kme import diagnostics
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
-from numpyro_kme.simulations import SimulationError, simulate
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import SimulationError, Simulations, simulate
 
 KEY = jax.random.key(4)
 GRID = np.linspace(-4.0, 4.0, 401)
@@ -193,6 +194,35 @@ def test_nan_that_no_simulation_has():
         engine.run(KEY, x=np.array([np.nan, 1.0]))
     with pytest.raises(TypeError, match="`missing` must be SimulatedMissing"):
         kme.KELFI(half, missing="random")
+
+
+def test_simulations_made_elsewhere_keep_what_is_not_recorded():
+    how = dict(missing=kme.SimulatedMissing())
+    made = simulate(KEY, losing, 100, progress_bar=False, **how)
+    theta, x = made.latents["theta"], made.x["x"]
+    assert np.isnan(x).any(axis=1).mean() > 0.5
+    problem = Problem.read(losing, x=np.zeros(5))
+    first = kme.KELFI(losing, simulations=made, num_samples=50, **how)
+    first.run(KEY, x=np.array([0.5, np.nan, 0.0, 1.2, 0.3]))
+    source = first.to_inference_data()
+    for found in (
+        Simulations.from_table(theta[:, None], x, **how),
+        Simulations.from_latents(problem, {"theta": theta}, x, **how),
+        Simulations.from_arviz(problem, source, **how),
+    ):
+        np.testing.assert_array_equal(found.x["x"], x)
+        np.testing.assert_array_equal(found.arguments["x"], made.arguments["x"])
+        kme.KELFI(losing, simulations=found, num_samples=50, **how).run(KEY, x=np.array([0.5, np.nan, 0.0, 1.2, 0.3]))
+    assert len(Simulations.from_arviz(problem, source)) == np.isfinite(x).all(axis=1).sum()
+    with pytest.raises(ValueError, match=r"`x` has \d+ entries .*not finite.*`missing=SimulatedMissing\(\)`"):
+        Simulations.from_table(theta[:, None], x)
+    with pytest.raises(ValueError, match=r"`x` has \d+ entries .*not finite.*`missing=SimulatedMissing\(\)`"):
+        Simulations.from_latents(problem, {"theta": theta}, x)
+    x[0, 0] = np.inf
+    with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
+        Simulations.from_table(theta[:, None], x, **how)
+    with pytest.raises(TypeError, match="`missing` must be SimulatedMissing"):
+        Simulations.from_table(theta[:, None], x, missing=True)
 
 
 def dropping_out(rng_key, theta):
