@@ -5,8 +5,8 @@
 Each part runs in a process of its own, which has compiled nothing before (`helpers/cold_worker.py`); medians over
 processes, and the slowest. In the second column the compilation cache on disk is that of an earlier process of the
 same part. Imports are not in the rows below them, and the compilation of the user's simulator is taken off where it is
-said. Longer work is measured once: `diagnostics.check`, memory, and memory maps, of which Linux allows a process
-65,530. Takes five minutes a repeat, and ten.
+said. Longer work is measured once: `diagnostics.check`, `condition_many`, memory, and memory maps, of which Linux
+allows a process 65,530. Takes five minutes a repeat, and ten.
 
 With --neural, from the start of Python to 1,000 posterior draws from 300 and 1,000 given simulations of ten statistics
 (`linear` of `residual_time`), beside neural posterior estimation by `sbi`: each in a process of its own, imports
@@ -29,7 +29,7 @@ from benchmarks.helpers import report
 
 PARTS = ["imports", "kelfi", "RejectionABC", "K2ABC", "KernelABC", "KernelBayes", "DistributionRegressionABC"]
 PARTS += ["bootstrap", "nuts", "rounds", "predators"]
-ONCE = ["check", "memory", "memory10", "maps"]
+ONCE = ["check", "many", "memory", "memory10", "maps"]
 
 
 def fresh(part, cache=None):

@@ -191,6 +191,18 @@ def check():
     return {"`check`, 200 data sets": seconds(lambda: kme.diagnostics.check(jax.random.key(1), engine) and None)}
 
 
+def many():
+    """A thousand observations, after one."""
+    engine = kme.KELFI(model, 500, num_rounds=1, progress_bar=False)
+    engine.run(jax.random.key(0), x=jnp.array([21.0, 28.0]))
+    x = jax.vmap(lambda key: end_and_range(key, 0.2, 1.2))(jax.random.split(jax.random.key(1), 1000))
+    return {
+        "`condition_many`, 1,000 observations": seconds(
+            lambda: engine.condition_many(jax.random.key(2), {"x": x}) and None
+        )
+    }
+
+
 def memory(task, x):
     """Most memory that a process held to which 10,000 simulations were given to learn from."""
 
@@ -224,7 +236,7 @@ def maps():
 
 
 ENGINES = ("RejectionABC", "K2ABC", "KernelABC", "KernelBayes", "DistributionRegressionABC")
-ROWS = {row.__name__: row for row in (imports, kelfi, bootstrap, nuts, rounds, predators, check, maps)}
+ROWS = {row.__name__: row for row in (imports, kelfi, bootstrap, nuts, rounds, predators, check, many, maps)}
 ROWS |= {e: weighting(e) for e in ENGINES}
 ROWS |= {"memory": memory("two_moons", [-0.2, 0.3]), "memory10": memory("gaussian_linear", [0.1] * 10)}
 
