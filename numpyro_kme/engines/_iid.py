@@ -82,13 +82,6 @@ class IidModel:
         value = np.asarray(observed[site]["value"])
         checks.real(f"observation at {site!r}", value)
         kept = _kept(site, observed[site])
-        lacking = np.flatnonzero(np.isnan(value[kept]).reshape(len(kept), -1).any(axis=1))
-        checks.require(
-            not len(lacking),
-            f"{len(lacking)} of the {len(kept)} points of the observation at {site!r} have NaN, such as those at "
-            f"{kept[lacking[:3]].tolist()}, and the posterior bootstrap weights whole points. Leave them out, as by "
-            "numpyro.handlers.mask, or use KELFI, which takes points that were observed in part.",
-        )
         latents = {name: found for name, found in samples.items() if name != site}
         inside = [name for name, found in latents.items() if frames[0] in found["cond_indep_stack"]]
         checks.require(
@@ -105,6 +98,13 @@ class IidModel:
                 "compare draws of one. Let the simulator return statistics of fixed number, or use KELFI with "
                 "form=KernelStatistics(EmpiricalMeasureRule()) on one data set.",
             )
+        lacking = np.flatnonzero(np.isnan(value[kept]).reshape(len(kept), -1).any(axis=1))
+        checks.require(
+            not len(lacking),
+            f"{len(lacking)} of the {len(kept)} points of the observation at {site!r} have NaN, such as those at "
+            f"{kept[lacking[:3]].tolist()}, and the posterior bootstrap weights whole points. Leave them out, as by "
+            "numpyro.handlers.mask, or use KELFI, which takes points that were observed in part.",
+        )
         target = Unconstrained.read(model, args, kwargs, {name: found["value"] for name, found in latents.items()})
         return cls(model, args, kwargs, site, value, kept, target, problem)
 

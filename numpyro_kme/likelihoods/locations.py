@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-UNRESOLVED = 0.25
-"""A location that moves a posterior mean by more standard deviations is warned of."""
+UNRESOLVED = 0.2
+"""A location that moves a posterior mean by more standard deviations is warned of: one mean in a hundred is then off by
+more than half of one."""
 
 
 class Locations(NamedTuple):
