@@ -164,7 +164,7 @@ def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, t
     found = problem.simulators[site]
     x = found.counted(np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed], 1)
     y = found.counted(np.asarray(problem.observations[site]))
-    if found.plates and found.alike and not found.simulator.ragged:
+    if found.simulator.batch_shape and found.alike and not found.simulator.ragged:
         return _in_order(x, y, found.simulator)
     return x, y, found.simulator.labels if found.single else ()
 

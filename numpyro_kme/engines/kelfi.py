@@ -17,7 +17,7 @@ from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
-from numpyro_kme.engines.posterior import groups
+from numpyro_kme.engines.posterior import groups, with_present_data
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -328,7 +328,7 @@ class KELFI(SimulationEngine):
             engine=type(self).__name__,
             samples={**drawn.latents, **further},
             fields={"lp": drawn.log_posterior},
-            groups=groups(learnt.simulations, problem),
+            groups=groups(with_present_data(learnt.simulations, problem), problem),
             location_error=errors,
             in_tails=in_tails(problem, {**learnt.likelihoods, **learnt.default}, drawn),
             moved_by_default=default,

@@ -1,6 +1,7 @@
 """What one call of a simulator gives: its shape, the names of its numbers, and observations of it as arrays."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -128,6 +129,26 @@ def _traced_event(fn, shapes, dtypes):
         "arrays with their names.",
     )
     return event, entries
+
+
+def draws_while_traced(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> bool:
+    """Whether a JAX simulator leaves its key unused and is another program each time it is traced: what it draws by
+    NumPy is drawn once, and stays the same in all its simulations."""
+    structs = [jax.eval_shape(random.key, 0), *map(jax.ShapeDtypeStruct, shapes, dtypes)]
+    fn = fn.__wrapped__ if isinstance(fn, jax.stages.Wrapped) else fn  # JAX keeps the trace of a jitted function
+
+    def program():
+        closed = jax.make_jaxpr(lambda *args: fn(*args))(*structs)
+        text = re.sub("0x[0-9a-f]+", "", str(closed.jaxpr))
+        return closed.jaxpr, (text, *(np.asarray(number).tobytes() for number in closed.consts if _known_number(number)))
+
+    jaxpr, first = program()
+    used = any(one is jaxpr.invars[0] for equation in jaxpr.eqns for one in equation.invars)
+    return not used and program()[1] != first
+
+
+def _known_number(number: Any) -> bool:
+    return checks.is_concrete(number) and not checks.is_key(number)
 
 
 def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:

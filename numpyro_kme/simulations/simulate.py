@@ -247,7 +247,7 @@ def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
     return Draws(
         {name: prior[name][:count] for name in draws.latents},
         {name: store.arguments(name)[:count] for name in draws.arguments},
-        {name: prior[name][:count] for name in draws.deterministics},
+        draws.deterministics,
     )
 
 
