@@ -91,6 +91,13 @@ def in_present_precision(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(native(leaf)) if _is_numbers(leaf) else leaf, tree)
 
 
+def in_jax_types(value: Any) -> Any:
+    """An array of JAX as it is, anything else as an array of NumPy in a type that JAX has; NaN where it is masked."""
+    if isinstance(value, jax.Array):
+        return value
+    return native(value.astype(float).filled(np.nan) if np.ma.is_masked(value) else np.asarray(value))
+
+
 def native(value: np.ndarray) -> np.ndarray:
     """Numbers in a type that JAX has: in this machine's order of bytes, and with 64 bits at most."""
     known = value.dtype.newbyteorder("=")

@@ -174,6 +174,7 @@ def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, S
         return value
     lacking = [entry for entry in entries if entry not in value]
     advice = f" Write NaN for what was not observed, {{{lacking[0]!r}: np.nan}}." if lacking else ""
+    advice = advice if entries else " Its output has no names: pass an array, or give Simulator `names`."
     checks.require(
         set(value) == set(entries),
         f"The observation of simulator `{who}` must have the entries {list(entries)}; got {list(value)}.{advice}",

@@ -16,7 +16,7 @@ from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import at_once, in_present_precision, native
+from numpyro_kme._core.host import at_once, in_present_precision
 from numpyro_kme._core.keys import data_of, fold_in
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import called_back
@@ -108,7 +108,7 @@ class PresentPrecision(Messenger):
         if value is None or (is_jax and value.dtype != jnp.bfloat16):
             return
         if isinstance(simulator, Simulator):
-            msg["value"] = value.astype(jnp.float32) if is_jax else native(np.asarray(simulator.vector(value)))
+            msg["value"] = value.astype(jnp.float32) if is_jax else simulator.vector(value)
             checks.require(
                 msg["value"].dtype.kind not in "OSUMmV",
                 f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers, and NaN "
