@@ -261,6 +261,7 @@ class KELFI(SimulationEngine):
         trained, posterior = self.trained, self.posterior
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
+        posterior.problem.require_inside_support("latents", latents)
         learnt, posterior = self._again(simulate_key, sample_key, fit_key, trained.learnt, posterior, latents)
         learnt, posterior = self._compared(fit_key, learnt, posterior)
         self._found = Trained(self._settings(), posterior.problem, learnt), posterior

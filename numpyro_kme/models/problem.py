@@ -168,6 +168,17 @@ class Problem(Recomputed):
         (m,)}`."""
         return programs.in_blocks(self._inside, self._checked(latents))
 
+    def require_inside_support(self, what: str, latents: Arrays) -> None:
+        """Refuse latents `{site: (m, *shape)}`, which an argument called `what` gives, where their priors are zero."""
+        for name, inside in self.inside_support(latents).items():
+            outside = latents[name][~inside]
+            checks.require(
+                not len(outside),
+                f"`{what}[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of "
+                f"{name!r} in the model, such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, "
+                "or write a model whose prior reaches them.",
+            )
+
     def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:
         """Map one point to independent standard normals: each site given those before it (Rosenblatt's map).
 

@@ -38,10 +38,10 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     def run_again():
         functions.update({name: found.fn for name, found in run()[1].items()})
 
-    with _explained(model, args, kwargs):
+    with explained(model, args, kwargs):
         trace, simulators = run()
     tracing.check_plates(trace)
-    with _explained(model, args, kwargs), tracing.as_numpyro_does(), handlers.block():
+    with explained(model, args, kwargs), tracing.as_numpyro_does(), handlers.block():
         jax.eval_shape(run_again)
         upstream = get_model_relations(tracing.PresentPrecision(model), args, dict(kwargs))["sample_sample"]
     parents = {name: _behind(name, upstream, trace) for name in upstream}
@@ -83,7 +83,7 @@ def read_again(before: Any, args: tuple, kwargs: Mapping) -> Parts:
 
 
 @contextmanager
-def _explained(model: Callable, args: tuple, kwargs: Mapping):
+def explained(model: Callable, args: tuple, kwargs: Mapping):
     """Say which model failed, and how it was run."""
     try:
         yield

@@ -162,9 +162,16 @@ class Plan:
             f"NaN at the end of outputs of {ragged} says that they end there (ragged=True), and with `missing` that it "
             "is not recorded: leave one of both out.",
         )
-        checks.require(
-            timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}."
-        )
+        if timeout is not None:
+            checks.positive_number("timeout", timeout)
+        for name, site in problem.simulators.items() if isinstance(self.on_failure, Penalise) else ():
+            value, dtype = self.on_failure.value, site.simulator.dtype
+            held = dtype.kind == "f" or np.isclose(np.clip(np.round(value), *_ends(dtype)), value, rtol=0.0)
+            checks.require(
+                bool(held),
+                f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give one that "
+                "they can, or declare dtype=float.",
+            )
         checks.require(
             (timeout is None and executor is None)
             or any(site.simulator.black_box for site in problem.simulators.values()),
@@ -235,6 +242,11 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, pr
             yield store
         finally:
             store.admit(before, settings())
+
+
+def _ends(dtype: np.dtype) -> tuple[int, int]:
+    """The least and the largest whole number of a type."""
+    return (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
 def _simulators(problem: Problem) -> dict[str, Simulator]:
