@@ -270,9 +270,10 @@ def _require_passed_on(problem: Problem, given: Mapping[str, Any], simulations: 
         same = value.shape == x.shape and np.allclose(value[seen], x[seen], rtol=1e-4)
         checks.require(
             same,
-            f"The model does not observe at {site!r} the simulated output that is passed to it, but {checks.line(value)} "
-            f"where {checks.line(x)} was simulated: it changes its argument before, or observes something else. Pass "
-            "`arguments=lambda x: dict(...)`, which turns simulated outputs into what the model takes.",
+            f"The model does not observe at {site!r} the simulated output that is passed to it, but "
+            f"{checks.line(value)} where {checks.line(x)} was simulated: it changes its argument before, or observes "
+            "something else. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into what the model "
+            "takes.",
         )
 
 

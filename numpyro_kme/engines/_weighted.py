@@ -173,6 +173,11 @@ class WeightedEngine(SimulationEngine):
     def _check(self, problem: Problem) -> None:
         """That this engine can infer from a model, before anything is simulated."""
         check_model(problem, type(self).__name__)
+        checks.require(
+            "weight" not in {*problem.latents, *problem.deterministics},
+            "A site of the model is called 'weight', as `get_weights` and ArviZ call the weights of the simulations. "
+            "Give it another name.",
+        )
         if self.regression_adjustment:
             problem.require_continuous("`regression_adjustment`, which moves latents,")
 

@@ -277,7 +277,6 @@ class KernelMeansLikelihood(Distribution):
             prepared = prepare(self.fitted, value)
         return _evaluate(method, prepared, self.fitted.coordinates, self.arguments)
 
-
     def _require_one_reading(self, lead: tuple[int, ...]) -> None:
         """Raise where parameters of shape `(3, 1)` and a table of outputs fit as three calls and as `(3, 1)`."""
         others = [shape for shape in self._read_otherwise if len(lead) > 1 and checks.expands(shape, lead)]
@@ -347,7 +346,7 @@ def fit_likelihood(
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
     checks.concrete(theta=theta, x=x, y=y)
-    theta, x = np.asarray(theta), np.asarray(x)
+    theta, x = np.asarray(in_jax_types(theta)), np.asarray(in_jax_types(x))
     checks.table("theta", theta, min_rows=2)
     checks.require(
         x.shape[:1] == theta.shape[:1],
@@ -361,7 +360,7 @@ def fit_likelihood(
     z = coordinates.table(theta)
     form = form or default_form(len(x))
     form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
-    point = None if y is None else form.point(np.asarray(y))
+    point = None if y is None else form.point(np.asarray(in_jax_types(y)))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
     return FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
 

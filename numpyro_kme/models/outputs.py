@@ -139,16 +139,13 @@ def draws_while_traced(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) 
 
     def program():
         closed = jax.make_jaxpr(lambda *args: fn(*args))(*structs)
+        known = [number for number in closed.consts if checks.is_concrete(number) and not checks.is_key(number)]
         text = re.sub("0x[0-9a-f]+", "", str(closed.jaxpr))
-        return closed.jaxpr, (text, *(np.asarray(number).tobytes() for number in closed.consts if _known_number(number)))
+        return closed.jaxpr, (text, *(np.asarray(number).tobytes() for number in known))
 
     jaxpr, first = program()
     used = any(one is jaxpr.invars[0] for equation in jaxpr.eqns for one in equation.invars)
     return not used and program()[1] != first
-
-
-def _known_number(number: Any) -> bool:
-    return checks.is_concrete(number) and not checks.is_key(number)
 
 
 def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:

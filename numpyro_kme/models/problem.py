@@ -254,7 +254,9 @@ class Problem(Recomputed):
         for name, array in arrays.items():
             shape = self.latents[name].value.shape
             checks.require(
-                array.shape[1:] == shape and array.shape[:1] == arrays[names[0]].shape[:1] != (0,),
+                array.ndim > len(shape)
+                and array.shape[1:] == shape
+                and array.shape[:1] == arrays[names[0]].shape[:1] != (0,),
                 f"`latents[{name!r}]` must have shape (draws, *{shape}) with as many draws as {names[0]!r}; "
                 f"got {array.shape}.",
             )

@@ -50,9 +50,9 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
         called = simulator.call_shapes, [param.dtype for param in simulator.params]
         checks.require(
             simulator.black_box or not outputs.draws_while_traced(simulator.fn, *called),
-            f"The simulator `{simulator.name}` of site {name!r} does not use its random key, and has other numbers in it "
-            "each time JAX traces it: what it draws by NumPy is drawn once for all simulations. Draw by jax.random from "
-            "the key, or declare a black box, Simulator(fn, ..., shape=), that draws from its generator fn(rng, ...).",
+            f"The simulator `{simulator.name}` of site {name!r} does not use its random key, and has other numbers in "
+            "it each time JAX traces it: what it draws by NumPy is drawn once for all simulations. Draw by jax.random "
+            "from the key, or declare a black box, Simulator(fn, ..., shape=), that draws from its generator.",
         )
         if functions[name] != simulator.fn:
             checks.warn(

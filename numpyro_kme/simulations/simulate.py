@@ -169,8 +169,8 @@ class Plan:
             held = dtype.kind == "f" or np.isclose(np.clip(np.round(value), *_ends(dtype)), value, rtol=0.0)
             checks.require(
                 bool(held),
-                f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give one that "
-                "they can, or declare dtype=float.",
+                f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give a "
+                "value that they can, or declare dtype=float.",
             )
         checks.require(
             (timeout is None and executor is None)
