@@ -135,7 +135,8 @@ def draws_while_traced(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) 
     """Whether a JAX simulator leaves its key unused and is another program each time it is traced: what it draws by
     NumPy is drawn once, and stays the same in all its simulations."""
     structs = [jax.eval_shape(random.key, 0), *map(jax.ShapeDtypeStruct, shapes, dtypes)]
-    fn = fn.__wrapped__ if isinstance(fn, jax.stages.Wrapped) else fn  # JAX keeps the trace of a jitted function
+    if isinstance(fn, jax.stages.Wrapped):  # JAX keeps the trace of a jitted function
+        fn = getattr(fn, "__wrapped__", fn)
 
     def program():
         closed = jax.make_jaxpr(lambda *args: fn(*args))(*structs)

@@ -80,7 +80,7 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
 def _as(dtype: np.dtype, x: np.ndarray, fn: Callable) -> np.ndarray:
     """An output in the type that is declared, or that JAX has; whole numbers must stay what they are."""
     found = x.astype(dtype)
-    changed = x[found != x] if dtype.kind in "iu" else ()
+    changed = x[found != x] if dtype.kind in "iu" else np.zeros(0)
     checks.require(
         not len(changed),
         f"Simulator `{name(fn)}` returned {changed[0] if len(changed) else 0}, which {dtype} cannot hold. Declare "

@@ -164,14 +164,8 @@ class Plan:
         )
         if timeout is not None:
             checks.positive_number("timeout", timeout)
-        for name, site in problem.simulators.items() if isinstance(self.on_failure, Penalise) else ():
-            value, dtype = self.on_failure.value, site.simulator.dtype
-            held = dtype.kind == "f" or np.isclose(np.clip(np.round(value), *_ends(dtype)), value, rtol=0.0)
-            checks.require(
-                bool(held),
-                f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give a "
-                "value that they can, or declare dtype=float.",
-            )
+        if isinstance(self.on_failure, Penalise):
+            _check_penalty(self.on_failure.value, problem)
         checks.require(
             (timeout is None and executor is None)
             or any(site.simulator.black_box for site in problem.simulators.values()),
@@ -244,9 +238,17 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, pr
             store.admit(before, settings())
 
 
-def _ends(dtype: np.dtype) -> tuple[int, int]:
-    """The least and the largest whole number of a type."""
-    return (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+def _check_penalty(value: float, problem: Problem) -> None:
+    """That outputs of whole numbers and truth values can hold what stands for failures."""
+    for name, simulator in _simulators(problem).items():
+        dtype = simulator.dtype
+        if dtype.kind != "f":
+            least, largest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            checks.require(
+                least <= value <= largest and value == round(value),
+                f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give a "
+                "value that they can, or declare dtype=float.",
+            )
 
 
 def _simulators(problem: Problem) -> dict[str, Simulator]:
