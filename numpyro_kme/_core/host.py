@@ -93,7 +93,7 @@ def in_present_precision(tree: Any) -> Any:
 
 def in_jax_types(value: Any) -> Any:
     """An array of JAX as it is, anything else as an array of NumPy in a type that JAX has; NaN where it is masked."""
-    if isinstance(value, jax.Array):
+    if value is None or isinstance(value, jax.Array):
         return value
     return native(value.astype(float).filled(np.nan) if np.ma.is_masked(value) else np.asarray(value))
 

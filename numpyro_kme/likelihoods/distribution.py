@@ -283,7 +283,7 @@ class KernelMeansLikelihood(Distribution):
         checks.require(
             not others,
             f"The parameters may be those of calls of the shape {self.batch_shape} or {others and others[0]}, and the "
-            f"outputs are a table {lead} of them. Say which by `in_batches({others and others[0]})` of the likelihood, "
+            f"outputs are a table {lead} of them. Choose by `in_batches({others and others[0]})` of the likelihood, "
             "or sample it under its plates, which tell.",
         )
 

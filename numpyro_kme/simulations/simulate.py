@@ -163,7 +163,8 @@ class Plan:
             "is not recorded: leave one of both out.",
         )
         if timeout is not None:
-            checks.positive_number("timeout", timeout)
+            checks.number("timeout", timeout)
+            checks.require(timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
         if isinstance(self.on_failure, Penalise):
             _check_penalty(self.on_failure.value, problem)
         checks.require(
