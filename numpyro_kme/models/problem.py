@@ -111,7 +111,11 @@ class Problem(Recomputed):
         """The observation at every simulator site, `{site: (*batch, *event)}`; raises if one is missing."""
         for name, site in self.simulators.items():
             seen = site.observed is not None
-            checks.require(seen, f"The simulator site {name!r} is not observed: pass its observation to the model.")
+            masked = " `obs_mask` makes such sites: put NaN for what was not observed in its place."
+            masked = masked if name.endswith("_unobserved") else ""
+            checks.require(
+                seen, f"The simulator site {name!r} is not observed: pass its observation to the model.{masked}"
+            )
         return {name: np.asarray(site.observed) for name, site in self.simulators.items()}
 
     @property

@@ -95,6 +95,16 @@ def test_an_observation_that_would_count_several_times_is_refused():
         learnt(with_counts, 1.0, Z[:, None])
 
 
+def test_a_mask_of_the_observation_is_nan_in_it():
+    def masked(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", 3):
+            numpyro.sample("x", kme.Simulator(noisy, theta), obs=x, obs_mask=np.array([True, False, True]))
+
+    with pytest.raises(ValueError, match="`obs_mask` makes such sites: put NaN"):
+        learnt(masked, Z)
+
+
 def test_a_dictionary_for_a_simulator_without_names():
     with pytest.raises(ValueError, match="Its output has no names: pass an array"):
         nearest(model, x={"mean": 1.0})
