@@ -46,6 +46,8 @@ def to_inference_data(
     import xarray
 
     arviz, before_1 = _installed()
+    taken = sorted({"chain", "draw"} & {name for group in groups.values() for name in group})
+    checks.require(not taken, f"ArviZ calls dimensions {taken}, as sites are called here. Give these other names.")
     attributes = {
         "created_at": datetime.now(UTC).isoformat(),
         "inference_library": "numpyro_kme",

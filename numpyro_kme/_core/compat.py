@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from numpyro.distributions.distribution import Distribution, ExpandedDistribution, Independent, MaskedDistribution
 from numpyro.ops.provenance import eval_provenance
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.primitives import _PYRO_STACK, Messenger, plate
 
 try:
     from jax._src.core import trace_state_clean as nothing_is_traced
@@ -103,6 +103,11 @@ def outside(handler: Messenger) -> Iterator[None]:
         yield
     finally:
         _PYRO_STACK.extend(inside)
+
+
+def plate_depth() -> int:
+    """How many dimensions of calls the plates around have."""
+    return max((-known.dim for known in _PYRO_STACK if isinstance(known, plate)), default=0)
 
 
 def depends_on(function: Callable, latents: dict[str, jax.Array]) -> tuple[str, ...]:

@@ -88,7 +88,21 @@ def in_present_precision(tree: Any) -> Any:
 
     For what is evaluated in any precision and holds NumPy arrays that are not arguments of a jitted function.
     """
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+    return jax.tree.map(lambda leaf: jnp.asarray(native(leaf)) if _is_numbers(leaf) else leaf, tree)
+
+
+def in_jax_types(value: Any) -> Any:
+    """An array of JAX as it is, anything else as an array of NumPy in a type that JAX has; NaN where it is masked."""
+    if value is None or isinstance(value, jax.Array):
+        return value
+    return native(value.astype(float).filled(np.nan) if np.ma.is_masked(value) else np.asarray(value))
+
+
+def native(value: np.ndarray) -> np.ndarray:
+    """Numbers in a type that JAX has: in this machine's order of bytes, and with 64 bits at most."""
+    known = value.dtype.newbyteorder("=")
+    lacking = jnp.issubdtype(known, jnp.floating) and known not in (np.float16, np.float32, np.float64)
+    return value.astype(np.float64 if lacking else known, copy=False)
 
 
 def _run(function, args, kwargs):
@@ -118,6 +132,10 @@ def _at_once(run: Callable[[], Found], x64: bool) -> Found:
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray | jax.Array) and not checks.is_key(leaf)
+
+
+def _is_numbers(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "biufc" or leaf.dtype == jnp.bfloat16)
 
 
 def _own(leaf: Any) -> Any:

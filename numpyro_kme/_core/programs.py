@@ -49,6 +49,8 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """`function(*args)`, compiled at most once for each structure, shapes, precision and device."""
+        if getattr(jax.config, "jax_disable_jit", False):
+            return self._function(*args)
         leaves, structure = jax.tree.flatten(args)
         where = (getattr(jax.config, "jax_default_device", None), *(getattr(leaf, "sharding", None) for leaf in leaves))
         kind = (structure, jnp.result_type(float), *((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))

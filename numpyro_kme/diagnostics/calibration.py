@@ -236,6 +236,7 @@ def calibrate(
         made = outputs if arguments is None else arguments(outputs)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         given.append({**problem.kwargs, **made})
+    _require_passed_on(problem, given[0], simulations)
     outcomes = trained.each(infer_key, problem.args, given)  # what they warn of are simulated data
     for j, (posterior, _) in enumerate(progress.progress(outcomes, "calibrating", progress_bar, len(given))):
         if not isinstance(posterior, Posterior):
@@ -258,6 +259,22 @@ def calibrate(
         refused,
         margin,
     )
+
+
+def _require_passed_on(problem: Problem, given: Mapping[str, Any], simulations: Simulations) -> None:
+    """Raise where the model observes something else than the simulated output that it is given."""
+    observed = problem.with_data(*problem.args, **given).observations
+    for site, value in observed.items():
+        x = np.asarray(simulations.x[site][0])
+        seen = np.isfinite(x) & np.isfinite(problem.observations[site])
+        same = value.shape == x.shape and np.allclose(value[seen], x[seen], rtol=1e-4)
+        checks.require(
+            same,
+            f"The model does not observe at {site!r} the simulated output that is passed to it, but "
+            f"{checks.line(value)} where {checks.line(x)} was simulated: it changes its argument before, or observes "
+            "something else. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into what the model "
+            "takes.",
+        )
 
 
 def require_served(engine: Engine) -> None:

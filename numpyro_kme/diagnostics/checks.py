@@ -13,6 +13,7 @@ import scipy
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, require_served
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
@@ -123,8 +124,9 @@ def misspecification_test(x: Any, y: Any = None, names: Sequence[str] = ()) -> M
             f"{list(y)}. Pass names=posterior.statistics[site], or an engine that has been run in place of `x`.",
         )
         y = np.array([y[name] for name in names])
-    checks.real("x", np.asarray(x))
-    checks.real("y", np.asarray(y))
+    x, y = in_jax_types(x), in_jax_types(y)
+    checks.real("x", x)
+    checks.real("y", y)
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     checks.require(
         x.ndim >= 1 and x.shape[1:] == y.shape and len(x) > NEIGHBOURS,
@@ -164,7 +166,7 @@ def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, t
     found = problem.simulators[site]
     x = found.counted(np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed], 1)
     y = found.counted(np.asarray(problem.observations[site]))
-    if found.plates and found.alike and not found.simulator.ragged:
+    if found.simulator.batch_shape and found.alike and not found.simulator.ragged:
         return _in_order(x, y, found.simulator)
     return x, y, found.simulator.labels if found.single else ()
 

@@ -14,7 +14,7 @@ from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, brief, shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import in_jax_types, on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines.base import check_run
@@ -23,7 +23,7 @@ from numpyro_kme.engines.posteriors import Conditional
 from numpyro_kme.losses.generator import Generator, NormalNoise
 from numpyro_kme.mcmc.loss_density import declared, one_point
 from numpyro_kme.mcmc.noise import NoiseForm, even_noise
-from numpyro_kme.models import tracing
+from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.coordinates import Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
@@ -57,7 +57,13 @@ class IidModel:
         sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)]
         empty = "the data are empty; the posterior bootstrap needs at least two points along the data plate."
         checks.require(0 not in sizes, empty)
-        with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as sketch, tracing.ProperPriors():
+        with (
+            reading.explained(model, args, kwargs),
+            tracing.one_model_at_a_time(),
+            handlers.block(),
+            handlers.trace() as sketch,
+            tracing.ProperPriors(),
+        ):
             handlers.seed(handlers.substitute(model, data={}), jax.random.key(0))(*args, **kwargs)
         tracing.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
@@ -79,7 +85,7 @@ class IidModel:
             f"Write: with numpyro.plate('data', len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each "
             "data point.",
         )
-        value = np.asarray(observed[site]["value"])
+        value = np.asarray(in_jax_types(observed[site]["value"]))
         checks.real(f"observation at {site!r}", value)
         kept = _kept(site, observed[site])
         latents = {name: found for name, found in samples.items() if name != site}

@@ -67,8 +67,7 @@ class ReferenceTable:
         latents = {name: np.asarray(value) for name, value in simulations.latents.items()}
         if not latents:
             latents = coordinates.latents_table(z)
-        drawn = simulations.deterministics or problem.evaluate(latents).deterministics
-        deterministics = {name: np.asarray(value) for name, value in drawn.items()}
+        deterministics = {name: np.asarray(value) for name, value in simulations.deterministics.items()}
         simulator, mask = problem.simulators[site].simulator, observed_part(problem)
         data_sets = bool(simulator.batch_shape)
         x = np.asarray(simulations.x[site], np.float64)

@@ -24,7 +24,7 @@ from numpyro_kme.engines._simulations import SimulationEngine, check_model
 from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded
 from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, kernel_on, observed_part
 from numpyro_kme.engines.base import Trained, check_positive
-from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of
+from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of, with_present_data
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
@@ -173,6 +173,11 @@ class WeightedEngine(SimulationEngine):
     def _check(self, problem: Problem) -> None:
         """That this engine can infer from a model, before anything is simulated."""
         check_model(problem, type(self).__name__)
+        checks.require(
+            "weight" not in {*problem.latents, *problem.deterministics},
+            "A site of the model is called 'weight', as `get_weights` and ArviZ call the weights of the simulations. "
+            "Give it another name.",
+        )
         if self.regression_adjustment:
             problem.require_continuous("`regression_adjustment`, which moves latents,")
 
@@ -221,7 +226,8 @@ class WeightedEngine(SimulationEngine):
         if learnt.simulations.failures:
             info["simulations that failed"] = learnt.simulations.describe_failures()
         far = self._warn_if_out_of_distribution(weigher, found.distances)
-        simulated = groups(replace(learnt.simulations, latents=table.latents), problem)
+        present = with_present_data(replace(learnt.simulations, latents=table.latents), problem)
+        table = replace(table, deterministics=present.deterministics)
         if self.regression_adjustment:
             table, info["regression adjustment"] = adjusted(problem, table, weights, y)
         elif not far and not problem.discrete:  # a regression says little of a probability
@@ -235,7 +241,7 @@ class WeightedEngine(SimulationEngine):
         return WeightedPosterior(
             engine=type(self).__name__,
             samples={name: value[chosen] for name, value in table.sites.items()},
-            groups={**simulated, "weighted_posterior": weighted},
+            groups={**groups(present, problem), "weighted_posterior": weighted},
             info=info,
             problem=problem,
             simulations=learnt.simulations,

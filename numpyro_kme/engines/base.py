@@ -277,6 +277,13 @@ def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> P
         ValueError: If the prior or a simulator is another one too.
     """
     found = problem.with_data(*args, **kwargs)
+    for name, old in problem.latents.items():
+        types = old.value.dtype, found.latents[name].value.dtype if name in found.latents else old.value.dtype
+        checks.require(
+            types[0] == types[1],
+            f"The last run drew {name!r} as {types[0]}, and JAX draws it as {types[1]} now: `jax_enable_x64` was "
+            "switched in between, or the prior is another one. Condition in the precision of the run, or call `run`.",
+        )
     changed = [
         f"the prior of {name!r}"
         for name, old in problem.latents.items()

@@ -17,7 +17,7 @@ from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
 from numpyro_kme.engines._simulations import SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
-from numpyro_kme.engines.posterior import groups
+from numpyro_kme.engines.posterior import groups, with_present_data
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -261,6 +261,7 @@ class KELFI(SimulationEngine):
         trained, posterior = self.trained, self.posterior
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
+        posterior.problem.require_inside_support("latents", latents)
         learnt, posterior = self._again(simulate_key, sample_key, fit_key, trained.learnt, posterior, latents)
         learnt, posterior = self._compared(fit_key, learnt, posterior)
         self._found = Trained(self._settings(), posterior.problem, learnt), posterior
@@ -328,7 +329,7 @@ class KELFI(SimulationEngine):
             engine=type(self).__name__,
             samples={**drawn.latents, **further},
             fields={"lp": drawn.log_posterior},
-            groups=groups(learnt.simulations, problem),
+            groups=groups(with_present_data(learnt.simulations, problem), problem),
             location_error=errors,
             in_tails=in_tails(problem, {**learnt.likelihoods, **learnt.default}, drawn),
             moved_by_default=default,

@@ -123,14 +123,7 @@ class KernelBayes(SignedEngine):
         latents = {name: np.asarray(self.prior[name]) for name in problem.latents}
         for name, value in latents.items():
             checks.sound(f"prior[{name!r}]", value)
-        for name, inside in problem.inside_support(latents).items():
-            outside = latents[name][~inside]
-            checks.require(
-                not len(outside),
-                f"`prior[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of "
-                f"{name!r} in the model, such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, "
-                "or write a model whose prior reaches them.",
-            )
+        problem.require_inside_support("prior", latents)
 
     def _embedded(self, rng_key, problem: Problem, table: ReferenceTable) -> tuple[np.ndarray, np.ndarray | None]:
         """Coordinates of draws of the prior, and their weights."""

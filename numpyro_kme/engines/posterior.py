@@ -270,6 +270,14 @@ def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np
     return found
 
 
+def with_present_data(simulations: Simulations, problem: Problem) -> Simulations:
+    """The simulations with the deterministic sites that the model has now: these may depend on its data."""
+    if not simulations.latents:
+        return simulations
+    found = problem.evaluate(simulations.latents).deterministics if problem.deterministics else {}
+    return replace(simulations, deterministics=found)
+
+
 def missing_entries(site: SimulatorSite) -> dict[str, str]:
     """What a person reads of the entries of an observation that are NaN, if any."""
     total = np.asarray(site.observed).size

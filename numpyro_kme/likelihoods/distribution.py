@@ -13,8 +13,9 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, compat, solves
 from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
@@ -197,10 +198,11 @@ class KernelMeansLikelihood(Distribution):
 
     arg_constraints: dict = {}
     pytree_data_fields = ("fitted", "arguments", "prepared")
+    pytree_aux_fields = ("_read_otherwise",)
 
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
-        self.arguments = _join(params, len(fitted.coordinates.columns))
+        self.arguments, self._read_otherwise = _join(params, len(fitted.coordinates.columns))
         if checks.is_concrete((self.arguments, fitted)):
             fitted.coordinates.require_simulated(self.arguments)
         self.prepared: PreparedLikelihood | PreparedPatterns | None = None
@@ -220,12 +222,14 @@ class KernelMeansLikelihood(Distribution):
     def in_batches(self, shape: tuple[int, ...]) -> "KernelMeansLikelihood":
         """The same calls with the batch shape `shape`, if there are as many.
 
-        An axis of length 1 may be taken for part of a parameter.
+        An axis of length 1 of a parameter may be one of calls, or hold the number of one call: plates around tell, and
+        without them it holds the number.
         """
         if math.prod(shape) != math.prod(self.batch_shape):
             return self
         new = copy.copy(self)
         new.arguments, new._batch_shape = self.arguments.reshape(*shape, -1), tuple(shape)
+        new._read_otherwise = ()
         return new
 
     def observing(
@@ -266,10 +270,22 @@ class KernelMeansLikelihood(Distribution):
 
     def _over(self, method, value):
         """A method of the likelihood for each output and each call."""
+        value = in_jax_types(value)
+        self._require_one_reading(value.shape[: value.ndim - self.event_dim])
         prepared = self.prepared
         if prepared is None or not prepared.is_for(value):
             prepared = prepare(self.fitted, value)
         return _evaluate(method, prepared, self.fitted.coordinates, self.arguments)
+
+    def _require_one_reading(self, lead: tuple[int, ...]) -> None:
+        """Raise where parameters of shape `(3, 1)` and a table of outputs fit as three calls and as `(3, 1)`."""
+        others = [shape for shape in self._read_otherwise if len(lead) > 1 and checks.expands(shape, lead)]
+        checks.require(
+            not others,
+            f"The parameters may be those of calls of the shape {self.batch_shape} or {others and others[0]}, and the "
+            f"outputs are a table {lead} of them. Choose by `in_batches({others and others[0]})` of the likelihood, "
+            "or sample it under its plates, which tell.",
+        )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -282,14 +298,22 @@ def _evaluate(method, prepared, coordinates, arguments):
     return prepared.over(one, arguments)
 
 
-def _join(params: tuple[ArrayLike, ...], expected: int) -> jax.Array:
-    """All numbers that one call takes, flattened and joined, `batch_shape + (expected,)`."""
+def _join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple[tuple[int, ...], ...]]:
+    """All numbers that one call takes, flattened and joined, `batch_shape + (expected,)`, and the other batch shapes
+    that they may have: axes of length 1 are of calls as far as the plates around reach."""
     arrays = [jnp.asarray(p) for p in params]
     shapes = [a.shape for a in arrays]
-    for k in range(min((a.ndim for a in arrays), default=0) + 1):
-        if len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected:
-            dtype = jnp.result_type(float, *arrays)
-            return jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
+
+    def fits(k):
+        return len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected
+
+    found = [k for k in range(min((a.ndim for a in arrays), default=0) + 1) if arrays and fits(k)]
+    if found:
+        depth = compat.plate_depth()
+        k = max((k for k in found if k <= depth), default=found[0])
+        dtype = jnp.result_type(float, *arrays)
+        joined = jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
+        return joined, () if depth else tuple(shapes[0][:other] for other in found if other > k)
     raise checks.explained(
         f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
         f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
@@ -322,7 +346,7 @@ def fit_likelihood(
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
     checks.concrete(theta=theta, x=x, y=y)
-    theta, x = np.asarray(theta), np.asarray(x)
+    theta, x = np.asarray(in_jax_types(theta)), np.asarray(in_jax_types(x))
     checks.table("theta", theta, min_rows=2)
     checks.require(
         x.shape[:1] == theta.shape[:1],
@@ -336,7 +360,7 @@ def fit_likelihood(
     z = coordinates.table(theta)
     form = form or default_form(len(x))
     form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
-    point = None if y is None else form.point(np.asarray(y))
+    point = None if y is None else form.point(np.asarray(in_jax_types(y)))
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
     return FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
 

@@ -1,6 +1,7 @@
 """What one call of a simulator gives: its shape, the names of its numbers, and observations of it as arrays."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -130,6 +131,24 @@ def _traced_event(fn, shapes, dtypes):
     return event, entries
 
 
+def draws_while_traced(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> bool:
+    """Whether a JAX simulator leaves its key unused and is another program each time it is traced: what it draws by
+    NumPy is drawn once, and stays the same in all its simulations."""
+    structs = [jax.eval_shape(random.key, 0), *map(jax.ShapeDtypeStruct, shapes, dtypes)]
+    if isinstance(fn, jax.stages.Wrapped):  # JAX keeps the trace of a jitted function
+        fn = getattr(fn, "__wrapped__", fn)
+
+    def program():
+        closed = jax.make_jaxpr(lambda *args: fn(*args))(*structs)
+        known = [number for number in closed.consts if checks.is_concrete(number) and not checks.is_key(number)]
+        text = re.sub("0x[0-9a-f]+", "", str(closed.jaxpr))
+        return closed.jaxpr, (text, *(np.asarray(number).tobytes() for number in known))
+
+    jaxpr, first = program()
+    used = any(one is jaxpr.invars[0] for equation in jaxpr.eqns for one in equation.invars)
+    return not used and program()[1] != first
+
+
 def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:
     """A name for each number of named entries of some shapes, `max`, `acf[0]`, `acf[1]`, ..., in their order."""
     return tuple(
@@ -153,6 +172,7 @@ def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, S
         return value
     lacking = [entry for entry in entries if entry not in value]
     advice = f" Write NaN for what was not observed, {{{lacking[0]!r}: np.nan}}." if lacking else ""
+    advice = advice if entries else " Its output has no names: pass an array, or give Simulator `names`."
     checks.require(
         set(value) == set(entries),
         f"The observation of simulator `{who}` must have the entries {list(entries)}; got {list(value)}.{advice}",

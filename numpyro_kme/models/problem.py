@@ -111,7 +111,11 @@ class Problem(Recomputed):
         """The observation at every simulator site, `{site: (*batch, *event)}`; raises if one is missing."""
         for name, site in self.simulators.items():
             seen = site.observed is not None
-            checks.require(seen, f"The simulator site {name!r} is not observed: pass its observation to the model.")
+            masked = " `obs_mask` makes such sites: put NaN for what was not observed in its place."
+            masked = masked if name.endswith("_unobserved") else ""
+            checks.require(
+                seen, f"The simulator site {name!r} is not observed: pass its observation to the model.{masked}"
+            )
         return {name: np.asarray(site.observed) for name, site in self.simulators.items()}
 
     @property
@@ -167,6 +171,17 @@ class Problem(Recomputed):
         """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site:
         (m,)}`."""
         return programs.in_blocks(self._inside, self._checked(latents))
+
+    def require_inside_support(self, what: str, latents: Arrays) -> None:
+        """Refuse latents `{site: (m, *shape)}`, which an argument called `what` gives, where their priors are zero."""
+        for name, inside in self.inside_support(latents).items():
+            outside = latents[name][~inside]
+            checks.require(
+                not len(outside),
+                f"`{what}[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of "
+                f"{name!r} in the model, such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, "
+                "or write a model whose prior reaches them.",
+            )
 
     def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:
         """Map one point to independent standard normals: each site given those before it (Rosenblatt's map).
@@ -243,7 +258,9 @@ class Problem(Recomputed):
         for name, array in arrays.items():
             shape = self.latents[name].value.shape
             checks.require(
-                array.shape[1:] == shape and array.shape[:1] == arrays[names[0]].shape[:1] != (0,),
+                array.ndim > len(shape)
+                and array.shape[1:] == shape
+                and array.shape[:1] == arrays[names[0]].shape[:1] != (0,),
                 f"`latents[{name!r}]` must have shape (draws, *{shape}) with as many draws as {names[0]!r}; "
                 f"got {array.shape}.",
             )

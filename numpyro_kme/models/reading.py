@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.infer.inspect import get_model_relations
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.ragged import beyond_end
-from numpyro_kme.models import tracing
+from numpyro_kme.models import outputs, tracing
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Latent, SimulatorSite, require_known, require_whole_calls
 
@@ -37,15 +38,22 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     def run_again():
         functions.update({name: found.fn for name, found in run()[1].items()})
 
-    with _explained(model, args, kwargs):
+    with explained(model, args, kwargs):
         trace, simulators = run()
     tracing.check_plates(trace)
-    with _explained(model, args, kwargs), tracing.as_numpyro_does():
+    with explained(model, args, kwargs), tracing.as_numpyro_does(), handlers.block():
         jax.eval_shape(run_again)
         upstream = get_model_relations(tracing.PresentPrecision(model), args, dict(kwargs))["sample_sample"]
     parents = {name: _behind(name, upstream, trace) for name in upstream}
     _check_sites(trace, simulators, parents)
     for name, simulator in simulators.items():
+        called = simulator.call_shapes, [param.dtype for param in simulator.params]
+        checks.require(
+            simulator.black_box or not outputs.draws_while_traced(simulator.fn, *called),
+            f"The simulator `{simulator.name}` of site {name!r} does not use its random key, and has other numbers in "
+            "it each time JAX traces it: what it draws by NumPy is drawn once for all simulations. Draw by jax.random "
+            "from the key, or declare a black box, Simulator(fn, ..., shape=), that draws from its generator.",
+        )
         if functions[name] != simulator.fn:
             checks.warn(
                 f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model runs, a "
@@ -75,7 +83,7 @@ def read_again(before: Any, args: tuple, kwargs: Mapping) -> Parts:
 
 
 @contextmanager
-def _explained(model: Callable, args: tuple, kwargs: Mapping):
+def explained(model: Callable, args: tuple, kwargs: Mapping):
     """Say which model failed, and how it was run."""
     try:
         yield
@@ -220,6 +228,14 @@ def _check_sites(trace, simulators, parents) -> None:
                 "inside `scan` is not supported: make the whole series one call of a simulator.",
             )
             require_known(name, simulators[name])
+        elif site["is_observed"] and not isinstance(site["fn"], dist.Unit):
+            shapes = np.shape(site["value"]), site["fn"].shape()
+            checks.require(
+                checks.expands(*shapes) or checks.expands(*shapes[::-1]),
+                f"The observation at {name!r} has shape {shapes[0]} and its distribution {shapes[1]}, of which neither "
+                "expands to the other: numbers would be counted several times, or not at all. Give the observation "
+                "the shape of its plates.",
+            )
     latents = [name for name, site in sites.items() if not site["is_observed"] and name not in simulators]
     checks.require(len(latents) > 0, f"The model has no latent site to infer; its sites are {list(sites)}.")
     for name in latents:

@@ -15,6 +15,7 @@ from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme._core.host import in_jax_types, in_present_precision
 from numpyro_kme.models import outputs
 from numpyro_kme.models import simulator_functions as functions
 from numpyro_kme.models.simulator_functions import Shape
@@ -95,7 +96,7 @@ class Simulator(Distribution):
         )
         dtype = float if shape is not None and dtype is None else dtype
         self.fn = fn
-        self.params = tuple(jnp.asarray(param) for param in params)
+        self.params = tuple(map(jnp.asarray, in_present_precision(params)))
         shapes, dtypes = [param.shape for param in self.params], [param.dtype for param in self.params]
         self.event_dims = _event_dims(fn, shapes, event_dims)
         self.groups = _groups(fn, shapes, self.event_dims)
@@ -140,8 +141,7 @@ class Simulator(Distribution):
         """An observation `(*batch, *event)` of a dictionary with an array `(*batch, *shape)` for each entry, or of a
         table or row of pandas with the names as columns; an array as it is. What a NumPy masked array masks was not
         observed: NaN."""
-        found = outputs.vector(value, self.name, self.names, dict(self.entries), self.event_shape)
-        return found.astype(float).filled(np.nan) if np.ma.is_masked(found) else found
+        return in_jax_types(outputs.vector(value, self.name, self.names, dict(self.entries), self.event_shape))
 
     @property
     def call_shapes(self) -> tuple[Shape, ...]:

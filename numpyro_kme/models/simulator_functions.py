@@ -66,14 +66,28 @@ def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarr
     """
     rng = np.random.default_rng(np.asarray(key_data, np.uint32).ravel())
     given = (param.astype(np.float64) if param.dtype.kind == "f" else param for param in params)
-    x = np.asarray(fn(rng, *given))
+    found = fn(rng, *given)
+    x = found.astype(float).filled(np.nan) if np.ma.is_masked(found) else np.asarray(found)
     checks.require(
         x.shape == shape and np.can_cast(x.dtype, dtype, "same_kind"),
         f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and "
         f"dtype {x.dtype}. Correct the declaration, Simulator(..., shape=..., dtype=...), or the simulator.",
         WrongOutput,
     )
-    return x.astype(dtype)
+    return _as(dtype, x, fn)
+
+
+def _as(dtype: np.dtype, x: np.ndarray, fn: Callable) -> np.ndarray:
+    """An output in the type that is declared, or that JAX has; whole numbers must stay what they are."""
+    found = x.astype(dtype)
+    changed = x[found != x] if dtype.kind in "iu" else np.zeros(0)
+    checks.require(
+        not len(changed),
+        f"Simulator `{name(fn)}` returned {changed[0] if len(changed) else 0}, which {dtype} cannot hold. Declare "
+        "dtype=float, or a longer type; JAX has 32 bits of it unless numpyro.enable_x64() is called.",
+        WrongOutput,
+    )
+    return found
 
 
 def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, params: Sequence) -> np.ndarray:
@@ -92,7 +106,7 @@ def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, 
     def rows(key_data, *params):
         token = called_back.set(True)
         try:
-            return calls_on_host(fn, shape, dtype, key_data, params).astype(canonical)
+            return _as(np.dtype(canonical), calls_on_host(fn, shape, dtype, key_data, params), fn)
         finally:
             called_back.reset(token)
 

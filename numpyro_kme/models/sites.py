@@ -68,7 +68,7 @@ class SimulatorSite:
     @property
     def single(self) -> bool:
         """Whether there is one observation, neither masked nor scaled, of entries that are known or not."""
-        return not (self.plates or self.weighted or self.censored)
+        return not (self.simulator.batch_shape or self.weighted or self.censored)
 
     @property
     def weighted(self) -> bool:

@@ -56,6 +56,7 @@ def ranks(
         A matplotlib figure.
     References: Saeilynoja, Buerkner and Vehtari (2022), Statistics and Computing 32.
     """
+    checks.instance("calibration", calibration, Calibration, "from diagnostics.calibrate")
     size, curves = len(calibration.tarp), {}
     for name, value in _columns(calibration, names).items():
         stairs = np.repeat(np.concatenate([[0.0], np.sort(value), [1.0]]), 2)[1:-1]
@@ -89,6 +90,7 @@ def coverage(
     Returns:
         A matplotlib figure.
     """
+    checks.instance("calibration", calibration, Calibration, "from diagnostics.calibrate")
     levels, curves = calibration.coverage_curve(np.linspace(0.0, 1.0, GRID))
     size = len(calibration.tarp)
     low, high = scipy.stats.binom.ppf([[0.5 - prob / 2], [0.5 + prob / 2]], size, levels) / size

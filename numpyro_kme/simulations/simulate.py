@@ -162,9 +162,11 @@ class Plan:
             f"NaN at the end of outputs of {ragged} says that they end there (ragged=True), and with `missing` that it "
             "is not recorded: leave one of both out.",
         )
-        checks.require(
-            timeout is None or timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}."
-        )
+        if timeout is not None:
+            checks.number("timeout", timeout)
+            checks.require(timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
+        if isinstance(self.on_failure, Penalise):
+            _check_penalty(self.on_failure.value, problem)
         checks.require(
             (timeout is None and executor is None)
             or any(site.simulator.black_box for site in problem.simulators.values()),
@@ -237,6 +239,19 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, pr
             store.admit(before, settings())
 
 
+def _check_penalty(value: float, problem: Problem) -> None:
+    """That outputs of whole numbers and truth values can hold what stands for failures."""
+    for name, simulator in _simulators(problem).items():
+        dtype = simulator.dtype
+        if dtype.kind != "f":
+            least, largest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            checks.require(
+                least <= value <= largest and value == round(value),
+                f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give a "
+                "value that they can, or declare dtype=float.",
+            )
+
+
 def _simulators(problem: Problem) -> dict[str, Simulator]:
     return {name: site.simulator for name, site in problem.simulators.items()}
 
@@ -247,7 +262,7 @@ def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
     return Draws(
         {name: prior[name][:count] for name in draws.latents},
         {name: store.arguments(name)[:count] for name in draws.arguments},
-        {name: prior[name][:count] for name in draws.deterministics},
+        draws.deterministics,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.display import Card, names_and_shapes, shown
+from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.kernels.ragged import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
@@ -118,7 +119,7 @@ class Simulations(Saved):
         """
         if ragged:
             x = padded_together(x)
-        arguments, x = np.asarray(arguments), np.asarray(x)
+        arguments, x = np.asarray(in_jax_types(arguments)), np.asarray(in_jax_types(x))
         checks.table("arguments", arguments)
         _check_outputs("x", x, x.ndim - 1 if ragged else 0, missing)
         checks.require(
@@ -144,10 +145,11 @@ class Simulations(Saved):
         """
         x = x if isinstance(x, Mapping) else {problem.site(): x}
         x = {problem.site(name): value for name, value in x.items()}
-        x = {n: np.asarray(as_long(problem.simulators[n].simulator, value)) for n, value in x.items()}
+        x = {n: np.asarray(in_jax_types(as_long(problem.simulators[n].simulator, value))) for n, value in x.items()}
         absent = sorted(set(problem.simulators) - set(x))
         checks.require(not absent, f"`x` has no simulations of the sites {absent}.")
         draws = problem.evaluate(latents)
+        problem.require_inside_support("latents", draws.latents)
         for name, value in x.items():
             shape = (len(draws.arguments[name]), *problem.simulators[name].simulator.shape())
             checks.require(

@@ -1,0 +1,331 @@
+"""What users do without a thought: kinds of arrays, handlers, settings of JAX, slips in a model or a simulator. Each is
+right, against an exact answer, or refused in one sentence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer.util import log_density
+
+import numpyro_kme as kme
+
+KEY = random.key(0)
+QUIET = dict(num_samples=200, progress_bar=False)
+
+
+def noisy(rng_key, theta):
+    return theta + 0.5 * random.normal(rng_key, jnp.shape(theta))
+
+
+def model(x=None):
+    numpyro.sample("x", kme.Simulator(noisy, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
+
+
+def nearest(model, *args, **kwargs):
+    engine = kme.RejectionABC(model, 300, quantile=0.1, **QUIET)
+    engine.run(KEY, *args, **kwargs)
+    return engine
+
+
+def learnt(model, *args, **kwargs):
+    engine = kme.KELFI(model, 100, num_rounds=1, **QUIET)
+    engine.run(KEY, *args, **kwargs)
+    return engine
+
+
+def with_counts(x, z):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 3):
+        numpyro.sample("z", dist.Normal(theta, 1.0), obs=z)
+    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+
+
+class Column:
+    """A column of a table, such as pandas has: an array by `__array__` alone."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+Z = np.array([1.0, 2.0, 3.0], np.float32)
+
+
+@pytest.mark.parametrize("kind", [lambda z: z.astype(">f8"), np.longdouble, lambda z: z.astype(jnp.bfloat16), Column])
+def test_numbers_in_any_type_are_the_same_numbers(kind):
+    """For a simulator, beside it, and in a likelihood outside of engines."""
+    problem = kme.Problem.read(with_counts, x=kind(Z)[0] if kind is not Column else 1.0, z=kind(Z))
+    expected = kme.Problem.read(with_counts, x=1.0, z=Z)
+    points = {"theta": np.array([0.3, 0.7], np.float32)}
+    np.testing.assert_allclose(problem.pointwise(points)["z"], expected.pointwise(points)["z"], rtol=1e-6)
+    assert problem.observations["x"] == 1.0
+
+
+def test_a_learnt_likelihood_takes_them_too(rng):
+    theta = rng.normal(size=(40, 1))
+    fitted = kme.fit_likelihood(theta, theta[:, 0] + 0.5 * rng.normal(size=40))
+    expected = fitted(0.5).log_prob(Z)
+    for value in (Z.astype(">f8"), Z.tolist(), Column(Z)):
+        np.testing.assert_array_equal(fitted(0.5).log_prob(value), expected)
+    last = np.ma.array(Z, mask=[False, False, True])
+    np.testing.assert_array_equal(fitted(0.5).log_prob(last)[:2], expected[:2])
+    with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
+        kme.fit_likelihood(theta, np.ma.array(theta[:, 0], mask=np.arange(40) == 3))
+    with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
+        kme.Simulations.from_table(theta, np.ma.array(theta[:, 0], mask=np.arange(40) == 3))
+
+
+def test_what_is_masked_was_not_observed(rng):
+    x, y = rng.normal(size=(100, 2)), np.ma.array([0.0, 99.0], mask=[False, True])
+    masked, missing = (kme.diagnostics.misspecification_test(x, one) for one in (y, np.array([0.0, np.nan])))
+    assert masked.p_value == missing.p_value > 0.05
+    with pytest.raises(ValueError, match=r"'z' is a NumPy masked array, .* put numpyro.handlers.mask around it"):
+        learnt(with_counts, 1.0, np.ma.array(Z, mask=[False, True, False]))
+
+
+def test_an_observation_that_would_count_several_times_is_refused():
+    """(3, 1) under a plate of 3 is a table of nine numbers to NumPyro, whose posterior is far too narrow."""
+    with pytest.raises(ValueError, match=r"'z' has shape \(3, 1\) and its distribution \(3,\)"):
+        learnt(with_counts, 1.0, Z[:, None])
+
+
+def test_a_mask_of_the_observation_is_nan_in_it():
+    def masked(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", 3):
+            numpyro.sample("x", kme.Simulator(noisy, theta), obs=x, obs_mask=np.array([True, False, True]))
+
+    with pytest.raises(ValueError, match="`obs_mask` makes such sites: put NaN"):
+        learnt(masked, Z)
+
+
+def test_a_dictionary_for_a_simulator_without_names():
+    with pytest.raises(ValueError, match="Its output has no names: pass an array"):
+        nearest(model, x={"mean": 1.0})
+
+
+def of_data(x):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.deterministic("residual", x - theta)
+    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+
+
+@pytest.mark.parametrize("run", [nearest, learnt])
+def test_deterministic_sites_follow_the_data(run):
+    engine = run(of_data, x=1.2)
+    engine.condition(KEY, x=-1.0)
+    samples = engine.get_samples()
+    np.testing.assert_allclose(samples["residual"], -1.0 - samples["theta"], rtol=1e-5, atol=1e-6)
+    mean = engine.expectation(lambda sites: sites["residual"] + sites["theta"])
+    np.testing.assert_allclose(mean, -1.0, rtol=1e-5)
+    prior = engine.posterior.groups["prior"]
+    np.testing.assert_allclose(prior["residual"], -1.0 - prior["theta"], rtol=1e-5, atol=1e-6)
+
+
+def test_deterministic_sites_of_a_store_follow_the_data(tmp_path):
+    for x in (1.2, -1.0):
+        problem = kme.Problem.read(of_data, x=x)
+        found = kme.simulate(KEY, problem, 5, store=tmp_path / "store", progress_bar=False)
+        np.testing.assert_allclose(found.deterministics["residual"], x - found.latents["theta"], rtol=1e-5)
+
+
+def test_draws_without_a_plate():
+    """`expand` makes calls as a plate does."""
+    y = np.array([1.2, 0.3, -0.5, 0.9, 1.6], np.float32)
+
+    def expanded(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(noisy, theta).expand([5]).to_event(1), obs=x)
+
+    def plated(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", 5):
+            numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+
+    found, expected = (learnt(one, y) for one in (expanded, plated))
+    np.testing.assert_allclose(found.get_samples()["theta"], expected.get_samples()["theta"], rtol=1e-5)
+    tests = [kme.diagnostics.misspecification_test(one).p_value for one in (found, expected)]
+    assert tests[0] == tests[1]
+
+
+def sign(rng_key, theta):
+    return theta + random.normal(rng_key) > 0
+
+
+def test_truth_values():
+    """Of N(0, 1), given that theta and N(0, 1) have a positive sum: a mean of 1 / sqrt(pi)."""
+
+    def signs(x=None):
+        numpyro.sample("x", kme.Simulator(sign, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
+
+    engine = learnt(signs, x=True)
+    assert abs(engine.get_samples()["theta"].mean() - 1 / np.sqrt(np.pi)) < 0.4
+
+
+def black_box(fn, **kinds):
+    def boxed(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(fn, theta, **{"shape": ()} | kinds), obs=x)
+
+    return boxed
+
+
+def test_outputs_that_their_type_cannot_hold_are_refused():
+    """NumPy would count on from the other end."""
+    counts = black_box(lambda rng, theta: rng.poisson(300.0), dtype=np.int8)
+    with pytest.raises(ValueError, match=r"returned \d+, which int8 cannot hold"):
+        kme.simulate(KEY, counts, 2, progress_bar=False)
+    many = kme.Simulator(lambda rng, theta: 3 * 10**9, 0.0, shape=(), dtype=int)
+    with pytest.raises(Exception, match="3000000000, which int32 cannot hold"):
+        np.asarray(many.sample(KEY))
+
+
+def test_outputs_that_are_masked_are_failures():
+    masked = black_box(lambda rng, theta: np.ma.array([theta, 99.0], mask=[False, theta > 0]), shape=(2,))
+    found = kme.simulate(KEY, masked, 50, on_failure="skip", progress_bar=False)
+    assert (found.latents["theta"] <= 0).all() and found.failures == {"x: not finite": found.attempted - len(found)}
+
+
+@pytest.mark.parametrize("value, kinds", [(-1.5, {"dtype": int}), (1e30, {"dtype": int}), (2.0, {"dtype": bool})])
+def test_a_penalty_that_outputs_cannot_hold_is_refused(value, kinds):
+    with pytest.raises(ValueError, match=r"is Penalise\(.*\), which the outputs of 'x', .*, cannot hold"):
+        kme.simulate(KEY, black_box(noisy, **kinds), 5, on_failure=kme.Penalise(value), progress_bar=False)
+
+
+def test_a_time_limit_is_a_number():
+    with pytest.raises(TypeError, match="`timeout` must hold real numbers"):
+        kme.simulate(KEY, black_box(noisy), 5, timeout="3", progress_bar=False)
+
+
+@pytest.mark.parametrize("wrapped", [lambda fn: fn, jax.jit])
+def test_noise_of_numpy_in_a_simulator_of_jax_is_refused(wrapped):
+    """It is drawn once, while JAX traces the simulator."""
+
+    @wrapped
+    def frozen(rng_key, theta):
+        return theta + jnp.asarray(np.random.default_rng().normal(size=2)).mean()
+
+    @wrapped
+    def without_noise(rng_key, theta):
+        return jax.nn.softplus(theta) + jnp.asarray(np.ones(2)).mean()
+
+    def of(fn):
+        return lambda x: numpyro.sample("x", kme.Simulator(fn, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
+
+    with pytest.raises(ValueError, match=r"`frozen` of site 'x' does not use its random key, and has other numbers"):
+        kme.Problem.read(of(frozen), 1.0)
+    kme.Problem.read(of(without_noise), 1.0)
+
+
+def test_calibration_of_a_model_that_changes_its_data():
+    def halved(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(noisy, theta), obs=None if x is None else x / 2)
+
+    engine = nearest(halved, x=1.2)
+    with pytest.raises(ValueError, match=r"does not observe at 'x' the simulated output .* Pass `arguments=lambda"):
+        kme.diagnostics.calibrate(KEY, engine, 5, progress_bar=False)
+    kme.diagnostics.calibrate(KEY, engine, 5, arguments=lambda x: {"x": 2 * x["x"]}, progress_bar=False)
+
+
+def test_the_precision_may_not_change_in_between():
+    engine = nearest(model, x=1.2)
+    with jax.enable_x64(True), pytest.raises(ValueError, match="drew 'theta' as float32, and JAX draws it as float64"):
+        engine.condition(KEY, x=0.3)
+
+
+def test_without_compilation():
+    with jax.disable_jit():
+        found = nearest(model, x=1.2)
+    np.testing.assert_allclose(found.get_samples()["theta"], nearest(model, x=1.2).get_samples()["theta"], rtol=1e-5)
+
+
+def test_inside_a_trace_of_another_model():
+    with handlers.trace() as seen:
+        kme.Problem.read(model, x=1.2)
+    assert not seen
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    rng = np.random.default_rng(0)
+    theta = rng.normal(size=(60, 1))
+    return kme.fit_likelihood(theta, theta[:, 0] + 0.5 * rng.normal(size=60))
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_groups_with_trials_in_a_sample_site(fitted, groups):
+    """A group's parameter of shape (groups, 1) belongs to the outer plate, however many trials there are."""
+
+    def grouped(x):
+        with numpyro.plate("groups", groups, dim=-2):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            with numpyro.plate("trials", 3, dim=-1):
+                numpyro.sample("x", kme.KernelMeansLikelihood(fitted, theta), obs=x)
+
+    x = np.random.default_rng(1).normal(size=(groups, 3)).astype(np.float32)
+    theta = np.linspace(-1.0, 1.0, groups, dtype=np.float32)[:, None]
+    found = log_density(grouped, (x,), {}, {"theta": theta})[0]
+    expected = sum(float(fitted(theta[i, 0]).log_prob(x[i, j])) for i in range(groups) for j in range(3))
+    assert np.isclose(found, expected + dist.Normal(0.0, 1.0).log_prob(theta).sum(), rtol=1e-5)
+
+
+def test_groups_with_trials_outside_of_plates_are_told_apart(fitted):
+    x, theta = np.zeros((3, 3), np.float32), np.array([[-1.0], [0.0], [1.0]], np.float32)
+    with pytest.raises(ValueError, match=r"of the shape \(3,\) or \(3, 1\).* by `in_batches\(\(3, 1\)\)`"):
+        fitted(theta).log_prob(x)
+    found = fitted(theta).in_batches((3, 1)).log_prob(x)
+    np.testing.assert_allclose(found, np.repeat(found[:, :1], 3, axis=1), rtol=1e-6)
+    assert fitted(theta).log_prob(0.0).shape == fitted(theta).log_prob(x[0]).shape == (3,)
+
+
+def bounded(x=None):
+    numpyro.sample("x", kme.Simulator(noisy, numpyro.sample("theta", dist.Uniform(0.0, 1.0))), obs=x)
+
+
+def test_simulations_outside_the_prior_have_no_coordinates():
+    with pytest.raises(ValueError, match=r"`latents\['theta'\]` has 2 of 3 draws outside the support"):
+        learnt(bounded, x=0.5).refine(KEY, {"theta": np.array([-1.0, 0.5, 2.0])})
+    with pytest.raises(ValueError, match=r"`latents\['theta'\]` has 1 of 2 draws outside the support"):
+        kme.Simulations.from_latents(kme.Problem.read(bounded), {"theta": np.array([0.5, 2.0])}, np.zeros(2))
+
+
+def test_one_number_is_no_table_of_latents():
+    with pytest.raises(ValueError, match=r"`latents\['theta'\]` must have shape \(draws, \*\(\)\).*; got \(\)"):
+        learnt(model, x=1.2).log_density({"theta": 0.5})
+
+
+def test_names_that_are_taken():
+    def named(site, x=None):
+        numpyro.sample("x", kme.Simulator(noisy, numpyro.sample(site, dist.Normal(0.0, 1.0))), obs=x)
+
+    with pytest.raises(ValueError, match="A site of the model is called 'weight'"):
+        nearest(named, "weight", x=1.2)
+    with pytest.raises(ValueError, match=r"ArviZ calls dimensions \['chain'\]"):
+        learnt(named, "chain", x=1.2).to_inference_data()
+
+
+@pytest.mark.parametrize("plot", [kme.plots.ranks, kme.plots.coverage])
+def test_a_plot_of_another_object_says_what_it_draws(plot):
+    with pytest.raises(TypeError, match=r"`calibration` must be from diagnostics\.calibrate"):
+        plot(nearest(model, x=1.2))
+
+
+def test_the_bootstrap_says_what_failed():
+    engine = kme.PosteriorBootstrap(model, progress_bar=False)
+    with pytest.raises(ValueError, match=r"The model `model` failed .* unexpected keyword argument 'y'"):
+        engine.run(KEY, y=1.0)
+
+    def iid(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", len(x)):
+            numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+
+    with pytest.raises(ValueError, match="1 of the 3 points of the observation at 'x' have NaN"):
+        kme.PosteriorBootstrap(iid, progress_bar=False).run(KEY, np.ma.array(Z, mask=[False, True, False]))
