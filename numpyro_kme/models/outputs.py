@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.ragged import pad
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
 
@@ -107,18 +107,21 @@ def _traced_event(fn, shapes, dtypes):
     entries: dict[str, Shape] = {}
 
     def traced(*args):
-        event = fn(*args)  # `fn` as it is now
+        with compat.outside_all():
+            event = fn(*args)  # `fn` as it is now
         if not isinstance(event, Mapping):
             return event
         entries.update({str(entry): np.shape(value) for entry, value in event.items()})
         return jax.numpy.concatenate([jax.numpy.ravel(value) for value in event.values()])
 
+    inputs, state = (jax.eval_shape(random.key, 0), *structs), _state_of_numpy()
     try:
-        event = jax.eval_shape(traced, jax.eval_shape(random.key, 0), *structs)
+        event = jax.eval_shape(traced, *inputs)
     except Exception as error:
+        why = str(error) or f"{type(error).__name__}. Sites of NumPyro in it need handlers.seed(rng_seed=key)."
         raise checks.explained(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
-            f"{list(shapes)}: {error}\nA JAX simulator draws one event a call, from JAX operations only; "
+            f"{list(shapes)}: {why}\nA JAX simulator draws one event a call, from JAX operations only; "
             "declare a NumPy simulator fn(rng, *params) by passing shape. If these shapes are "
             "those of a batch, pass event_dims."
         ) from error
@@ -127,7 +130,23 @@ def _traced_event(fn, shapes, dtypes):
         f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or a dictionary of "
         "arrays with their names.",
     )
+    checks.require(
+        state == _state_of_numpy() or _program(traced, inputs) == _program(traced, inputs),
+        f"Simulator `{name(fn)}` draws random numbers of NumPy, which JAX would keep for all simulations. Draw from "
+        "the key, or declare a NumPy simulator fn(rng, *params) by passing shape.",
+    )
     return event, entries
+
+
+def _state_of_numpy() -> str:
+    """That of its global random numbers."""
+    _, words, *place = np.random.get_state()  # noqa: NPY002
+    return f"{np.asarray(words).tobytes()!r} {place}"
+
+
+def _program(fn: Callable, inputs: Sequence) -> bytes:
+    """What JAX traces, each time anew."""
+    return compat.fingerprint(jax.make_jaxpr(lambda *args: fn(*args))(*inputs))
 
 
 def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:
