@@ -90,8 +90,8 @@ def _check_known(msg, simulator: Simulator) -> None:
     checks.require(
         not lacking.any(),
         f"The observation at {msg['name']!r} has NaN in {int(lacking.sum())} outputs of `{simulator.name}`, and a "
-        "kernel compares whole ones. Leave these out by numpyro.handlers.mask, or use KELFI, which takes outputs that were "
-        "observed in part.",
+        "kernel compares whole ones. Leave these out by numpyro.handlers.mask, or use KELFI, which takes outputs that "
+        "were observed in part.",
     )
 
 
