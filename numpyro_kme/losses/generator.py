@@ -314,5 +314,5 @@ def _two_points(generator: Generator) -> tuple[jax.ShapeDtypeStruct, QuadratureN
     """Shapes of parameters and of two nodes."""
     values = jax.eval_shape(lambda key: jax.vmap(generator.noise.sample)(jax.random.split(key, 2)), jax.random.key(0))
     values = values if generator.covariates is None else (jax.ShapeDtypeStruct((2,), int), values)
-    u, weights = (jax.ShapeDtypeStruct((size,), np.float64) for size in (generator.dim, 2))
-    return u, QuadratureNodes(values, weights)
+    weights: Any = jax.ShapeDtypeStruct((2,), np.float64)
+    return jax.ShapeDtypeStruct((generator.dim,), np.float64), QuadratureNodes(values, weights)

@@ -180,13 +180,15 @@ def size(equation) -> int:
 
 
 def keys(equation, key: jax.Array) -> list[jax.Array]:
-    """Data of the keys that it draws from: its own, and those that it makes of it."""
+    """Data of its key, with a zero behind them, and, with a one behind, of those whose bits it takes: of the same, or
+    of those that it makes of it. No draw shares either with another."""
     if equation.primitive.name == "random_gamma":
         made = size(equation) // max(key.size, 1)
     else:
         made = max((_largest(program, ("random_split",), _made) for program in compat.programs(equation)), default=0)
-    split = jax.vmap(lambda key: jax.random.split(key, made))(key.reshape(-1))
-    return [jax.random.key_data(one) for one in (key, split)]
+    bits = jax.vmap(lambda key: jax.random.split(key, made))(key.reshape(-1)) if made else key
+    data = map(jax.random.key_data, (key, bits))
+    return [jnp.insert(one.reshape(-1, one.shape[-1]), one.shape[-1], tag, axis=1) for tag, one in enumerate(data)]
 
 
 def drawn(equation, values: Sequence, z: jax.Array) -> jax.Array:
