@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -108,6 +110,21 @@ def outside(handler: Messenger) -> Iterator[None]:
 def plate_depth() -> int:
     """How many dimensions of calls the plates around have."""
     return max((-known.dim for known in _PYRO_STACK if isinstance(known, plate)), default=0)
+
+
+@contextmanager
+def outside_all() -> Iterator[None]:
+    """While a simulator runs: outside of all handlers, so that sites that it makes, as from a NumPyro model of its own,
+    are its own and not the model's around it."""
+    around = _PYRO_STACK.copy()
+    if not around:
+        yield
+        return
+    _PYRO_STACK.clear()
+    try:
+        yield
+    finally:
+        _PYRO_STACK[:] = around
 
 
 def depends_on(function: Callable, latents: dict[str, jax.Array]) -> tuple[str, ...]:
@@ -244,6 +261,14 @@ def constants(program: Any) -> list[Any]:
         for inner in programs(equation):
             found += constants(inner)
     return [array for array in found if not jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key)]
+
+
+def fingerprint(program: Any) -> bytes:
+    """Of a traced program and its constants, however they are named."""
+    found = sha256(re.sub("0x[0-9a-f]+", "", str(program)).encode())
+    for number in constants(program):
+        found.update(np.asarray(number).tobytes())
+    return found.digest()
 
 
 def written_in(equation: Any) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 back to latents."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines.base import check_run
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Conditional
-from numpyro_kme.losses.generator import Generator, NormalNoise
+from numpyro_kme.losses.generator import Generator, NormalNoise, has_derivatives
 from numpyro_kme.mcmc.loss_density import declared, one_point
 from numpyro_kme.mcmc.noise import NoiseForm, even_noise
 from numpyro_kme.models import reading, tracing
@@ -186,13 +186,15 @@ class IidModel:
             f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(rows)}.",
         )
         form = even_noise(simulator)
-        return Generator(
+        generator = Generator(
             partial(self._simulate, form),
             form.rule,
             self.target.dim,
             covariates=None if rows is None else np.asarray(rows, np.float64)[self.kept],
             differentiable=simulator.has_rsample,
         )
+        differentiable = generator.differentiable and has_derivatives(generator)
+        return replace(generator, differentiable=differentiable)
 
     @property
     def noise(self) -> str:

@@ -291,8 +291,28 @@ def check_points(data: Any, generator: Generator) -> None:
 @on_host
 def _shapes_of_a_point(generator: Generator) -> list[tuple[int, ...]]:
     """Of a covariate, where there are some, and of one simulated point; nothing is simulated."""
+    points = jax.eval_shape(generator.points, *_two_points(generator))
+    return [leaf.shape[1:] for leaf in jax.tree.leaves(points)]
+
+
+@on_host
+def has_derivatives(generator: Generator) -> bool:
+    """Whether JAX can differentiate its points as losses do, forward over reverse: not through a `while` loop or a
+    callback to Python. Nothing is simulated."""
+
+    def total(u, nodes):
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(generator.points(u, nodes)))
+
+    try:
+        jax.eval_shape(jax.jacfwd(jax.grad(total)), *_two_points(generator))
+    except Exception:
+        return False
+    return True
+
+
+def _two_points(generator: Generator) -> tuple[jax.ShapeDtypeStruct, QuadratureNodes]:
+    """Shapes of parameters and of two nodes."""
     values = jax.eval_shape(lambda key: jax.vmap(generator.noise.sample)(jax.random.split(key, 2)), jax.random.key(0))
     values = values if generator.covariates is None else (jax.ShapeDtypeStruct((2,), int), values)
-    u, weights = (jax.ShapeDtypeStruct((size,), np.float64) for size in (generator.dim, 2))
-    points = jax.eval_shape(lambda u, *nodes: generator.points(u, QuadratureNodes(*nodes)), u, values, weights)
-    return [leaf.shape[1:] for leaf in jax.tree.leaves(points)]
+    weights: Any = jax.ShapeDtypeStruct((2,), np.float64)
+    return jax.ShapeDtypeStruct((generator.dim,), np.float64), QuadratureNodes(values, weights)

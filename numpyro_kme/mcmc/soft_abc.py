@@ -69,13 +69,30 @@ class soft_abc(Messenger):
             f"The site {msg['name']!r} is scaled by {scale}, which has no meaning for soft_abc: a kernel to a power is "
             "another kernel. Give that one, or use handlers.surrogate.",
         )
+        _check_known(msg, simulator)
         whole = one.expand(batch + one.batch_shape).to_event(len(batch + one.batch_shape))
         with compat.outside(self):
             noise = numpyro.sample(f"{msg['name']}_noise", whole)
         inputs = [noise, *simulator.broadcast_params(batch)]
         rows = [jnp.reshape(value, (prod(batch), *value.shape[len(batch) :])) for value in inputs]
-        simulated = jax.vmap(form.applied(simulator.fn))(*rows).reshape(batch + simulator.event_shape)
+        with compat.outside_all():
+            simulated = jax.vmap(form.applied(simulator.fn))(*rows).reshape(batch + simulator.event_shape)
         msg["fn"] = compat.rewrapped(msg["fn"], lambda _: AroundSimulation(self.kernel, simulated, simulator.event_dim))
+
+
+def _check_known(msg, simulator: Simulator) -> None:
+    """Require that nothing is missing of outputs that count."""
+    value, mask = msg["value"], compat.mask(msg["fn"])
+    if simulator.ragged or not checks.is_concrete((value, mask)):
+        return
+    value = np.asarray(value, float)
+    lacking = np.isnan(value).any(axis=tuple(range(value.ndim - simulator.event_dim, value.ndim))) & mask
+    checks.require(
+        not lacking.any(),
+        f"The observation at {msg['name']!r} has NaN in {int(lacking.sum())} outputs of `{simulator.name}`, and a "
+        "kernel compares whole ones. Leave these out by numpyro.handlers.mask, or use KELFI, which takes outputs that "
+        "were observed in part.",
+    )
 
 
 class AroundSimulation(Distribution):

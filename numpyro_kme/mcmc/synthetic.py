@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import constants, on_host
 from numpyro_kme.mcmc.noise import even_noise
@@ -130,8 +130,9 @@ class SyntheticLikelihood(Distribution):
         if self.rng_key is None and not (form := even_noise(simulator)).rule.independent:
             nodes = constants(on_host(lambda: form.rule.even(jax.random.key(0), self.num_simulations))())
             call = form.applied(simulator.fn)
-            drawn, weights = jax.vmap(lambda noise: call(noise, *simulator.params))(nodes.values), nodes.weights
-            unbiased = 1.0
+            with compat.outside_all():
+                drawn = jax.vmap(lambda noise: call(noise, *simulator.params))(nodes.values)
+            weights, unbiased = nodes.weights, 1.0
         else:
             keys = _keys(jax.random.key(0) if self.rng_key is None else self.rng_key)
             each = self.num_simulations // len(keys)

@@ -15,13 +15,15 @@ def log_gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
     """Logarithm of the quantile at `ndtr(z)` of the gamma distribution of a shape `a` and rate 1.
 
     Halley's method in `log x`, on whichever tail is smaller. Derivatives are those of the implicit function. Shapes
-    above a million take the start of it, whose error is below 1e-7 standard deviations there.
+    above a million take the start of it, whose error is below 1e-7 standard deviations there; shape 0 is all at zero.
 
     References: Wilson and Hilferty (1931), PNAS 17.
     """
     shape, z = jnp.broadcast_arrays(jnp.asarray(shape, z.dtype), z)
-    large = shape > LARGE_SHAPE
-    return jnp.where(large, _approximate(z, shape), _log_gamma(z, jnp.where(large, 1.0, shape)))
+    large, none = shape > LARGE_SHAPE, shape == 0.0
+    shape = jnp.where(none, 1.0, shape)
+    found = jnp.where(large, _approximate(z, shape), _log_gamma(z, jnp.where(large, 1.0, shape)))
+    return jnp.where(none, -jnp.inf, found)
 
 
 def gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
@@ -111,7 +113,7 @@ def _tail_over_density(u: jax.Array, a: jax.Array, lower: jax.Array, with_deriva
 
 
 def poisson(z: jax.Array, rate: jax.Array) -> jax.Array:
-    """Quantile at `ndtr(z)` of the Poisson distribution, constant in its rate.
+    """Quantile at `ndtr(z)` of the Poisson distribution, constant in its rate; -1 where there is none, as in JAX.
 
     Chernoff's bound gives a number beyond it, in whichever tail is smaller; the tail from there is a series, and
     probabilities are added one by one until it is reached. Rates above 10,000 take an expansion instead, which may be
@@ -126,7 +128,8 @@ def poisson(z: jax.Array, rate: jax.Array) -> jax.Array:
     w, root = jnp.square(z), jnp.sqrt(jnp.where(large, rate, 1.0))
     third = (-8.0 / 405.0 + w * (7.0 / 810.0 + w / 270.0)) / jnp.square(root)
     expanded = rate + root * z + (2.0 + w) / 6.0 - z * (2.0 + w) / (72.0 * root) + third
-    return jnp.where(rate > 0, jnp.where(large, jnp.maximum(jnp.floor(expanded), 0.0), summed), 0.0)
+    found = jnp.where(large, jnp.maximum(jnp.floor(expanded), 0.0), summed)
+    return jnp.where(rate > 0, found, jnp.where(rate == 0, 0.0, -1.0))
 
 
 def _by_summing(z: jax.Array, rate: jax.Array) -> jax.Array:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import jax
@@ -69,10 +68,11 @@ def lift_noise(fn: Callable, *params: Any, most_loops: int | None = None) -> Lif
         fn: The simulator, in JAX; it draws one event.
         *params: Arguments of one call, arrays like those that it will get.
         most_loops: Largest number of iterations of a `while` loop that draws; where it would go on, its numbers are
-            NaN, its whole numbers the largest there is. Without it such a loop is refused.
+            NaN, its whole numbers the largest there is, its truth values as they are. Without it such a loop is
+            refused.
     Raises:
-        NoiseNotLifted: If a `while` loop draws, if `fn` makes random keys of its own or reads theirs, or if it draws
-            twice from one key, so that draws depend on each other.
+        NoiseNotLifted: If a `while` loop draws, if `fn` makes random keys of its own or reads theirs, if it draws
+            twice from one key, so that draws depend on each other, or chooses keys by parameters or draws.
         ValueError: If `fn` itself fails, called with a key and these parameters.
     """
     if most_loops is not None:
@@ -87,7 +87,7 @@ def _looked_at(fn: Callable, params: Sequence, most_loops: int | None) -> Counte
     try:
         program, _ = _traced(fn, params)
         counted = Player(name(fn), most_loops).needs(program)
-        told_apart = _keys_differ(fn, params, most_loops, program, counted.total())
+        fault = _fault_of_keys(fn, params, most_loops, program, counted.total())
     except NoiseNotLifted:
         raise
     except (jax.errors.UnexpectedTracerError, jax.errors.TracerArrayConversionError) as error:
@@ -102,36 +102,53 @@ def _looked_at(fn: Callable, params: Sequence, most_loops: int | None) -> Counte
             f"Simulator `{name(fn)}` runs, and its noise cannot be lifted ({type(error).__name__}: {error}).",
             NoiseNotLifted,
         ) from error
-    checks.require(
-        told_apart,
-        f"Simulator `{name(fn)}` draws twice from one random key, so that its draws depend on each other: give each "
-        "draw a key of its own, by jax.random.split or fold_in.",
-        NoiseNotLifted,
-    )
+    checks.require(not fault, f"Simulator `{name(fn)}` {fault}", NoiseNotLifted)
     return counted
 
 
-def _keys_differ(fn: Callable, params: Sequence, most_loops: int | None, program: Any, dim: int) -> bool:
-    """Whether no two draws come from one key; asked once of each program and its constants, however it is named."""
-    seen = sha256(f"{most_loops} {program}".encode())
-    for number in (*params, *compat.constants(program)):
-        seen.update(np.asarray(number).tobytes())
-    if seen.digest() not in _told_apart:
-        used = jax.jit(lambda z, *given: _play(fn, z, given, most_loops)[1])
-        keys = [np.asarray(key) for key in used(jnp.zeros(dim), *map(jnp.asarray, params))]
+DRAWS_TWICE = (
+    "draws twice from one random key, so that its draws depend on each other: give each draw a key of its own, by "
+    "jax.random.split or fold_in."
+)
+CHOOSES_KEYS = (
+    "takes other random keys with other parameters, or with other draws, so that two draws may share one: make keys "
+    "from `rng_key` and fixed numbers alone."
+)
+
+
+def _fault_of_keys(fn: Callable, params: Sequence, most_loops: int | None, program: Any, dim: int) -> str:
+    """What is wrong with the keys of draws; asked once of each program and its constants, however it is named."""
+    seen = most_loops, compat.fingerprint(program), tuple(np.asarray(param).tobytes() for param in params)
+    if seen not in _faults:
+        used = jax.jit(lambda z, *given: _play(fn, z, given, most_loops, for_keys=True)[1])
+        given = [jnp.asarray(param) for param in params]
+        keys = [np.asarray(key) for key in used(jnp.zeros(dim), *given)]
         rows = [tuple(row) for key in keys for row in key.reshape(-1, key.shape[-1]) if (row != NO_KEY).any()]
-        _told_apart[seen.digest()] = len(set(rows)) == len(rows)
-    return _told_apart[seen.digest()]
+        others = (
+            used(jax.random.normal(jax.random.key(i), (dim,)), *(_another(param, i) for param in given))
+            for i in range(1, 6)
+        )
+        chooses = any(not np.array_equal(key, now) for other in others for key, now in zip(keys, other))
+        _faults[seen] = DRAWS_TWICE if len(set(rows)) < len(rows) else CHOOSES_KEYS if chooses else ""
+    return _faults[seen]
 
 
-_told_apart: dict[bytes, bool] = {}
-"""Digests of programs."""
+_faults: dict[tuple, str] = {}
+"""By programs."""
+
+
+def _another(param: jax.Array, i: int) -> jax.Array:
+    """Other values of the same type."""
+    if jnp.issubdtype(param.dtype, jnp.bool_):
+        return param ^ (i % 2 == 1)
+    return (param + i if jnp.issubdtype(param.dtype, jnp.integer) else 1.5**i * param + 0.7).astype(param.dtype)
 
 
 def _run_alone(fn: Callable, params: Sequence) -> None:
     """The simulator without anything of this package, so that what it raises itself is told from other errors."""
     try:
-        jax.block_until_ready(jax.jit(lambda *args: fn(*args))(jax.random.key(0), *map(jnp.asarray, params)))
+        with compat.outside_all():
+            jax.block_until_ready(jax.jit(lambda *args: fn(*args))(jax.random.key(0), *map(jnp.asarray, params)))
     except Exception as error:
         raise checks.explained(
             f"Simulator `{name(fn)}` fails, called as fn(rng_key, *params) with parameters of shapes "
@@ -142,14 +159,16 @@ def _run_alone(fn: Callable, params: Sequence) -> None:
 def _traced(fn: Callable, params: Sequence):
     """The program of one event at a key and parameters of these shapes, and the form of the event."""
     structs = [jax.ShapeDtypeStruct(jnp.shape(param), jnp.result_type(param)) for param in params]
-    with compat.calls_binomial():
+    with compat.calls_binomial(), compat.outside_all():
         return jax.make_jaxpr(lambda *args: fn(*args), return_shape=True)(jax.eval_shape(jax.random.key, 0), *structs)
 
 
-def _play(fn: Callable, z: jax.Array, params: Sequence, most_loops: int | None) -> tuple[Any, list[jax.Array]]:
-    """One event, and the data of the keys that its draws would have come from."""
+def _play(
+    fn: Callable, z: jax.Array, params: Sequence, most_loops: int | None, for_keys: bool = False
+) -> tuple[Any, list[jax.Array]]:
+    """One event, and with `for_keys` the data of the keys that its draws would have come from."""
     program, shape = _traced(fn, params)
-    player = Player(name(fn), most_loops)
+    player = Player(name(fn), most_loops, for_keys)
     needed = player.needs(program).total()
     checks.require(
         jnp.shape(z) == (needed,),

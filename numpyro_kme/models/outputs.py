@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.ragged import pad
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
 
@@ -108,18 +108,21 @@ def _traced_event(fn, shapes, dtypes):
     entries: dict[str, Shape] = {}
 
     def traced(*args):
-        event = fn(*args)  # `fn` as it is now
+        with compat.outside_all():
+            event = fn(*args)  # `fn` as it is now
         if not isinstance(event, Mapping):
             return event
         entries.update({str(entry): np.shape(value) for entry, value in event.items()})
         return jax.numpy.concatenate([jax.numpy.ravel(value) for value in event.values()])
 
+    inputs, state = (jax.eval_shape(random.key, 0), *structs), _state_of_numpy()
     try:
-        event = jax.eval_shape(traced, jax.eval_shape(random.key, 0), *structs)
+        program, event = jax.make_jaxpr(traced, return_shape=True)(*inputs)
     except Exception as error:
+        why = str(error) or f"{type(error).__name__}. Sites of NumPyro in it need handlers.seed(rng_seed=key)."
         raise checks.explained(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
-            f"{list(shapes)}: {error}\nA JAX simulator draws one event a call, from JAX operations only; "
+            f"{list(shapes)}: {why}\nA JAX simulator draws one event a call, from JAX operations only; "
             "declare a NumPy simulator fn(rng, *params) by passing shape. If these shapes are "
             "those of a batch, pass event_dims."
         ) from error
@@ -128,25 +131,33 @@ def _traced_event(fn, shapes, dtypes):
         f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or a dictionary of "
         "arrays with their names.",
     )
+    used = any(one is program.jaxpr.invars[0] for equation in program.eqns for one in equation.invars)
+    checks.require(
+        (used and state == _state_of_numpy()) or _traced_twice_the_same(fn, inputs),
+        f"Simulator `{name(fn)}` draws random numbers of NumPy, which JAX would keep for all simulations. Draw from "
+        "the key, or declare a NumPy simulator fn(rng, *params) by passing shape.",
+    )
     return event, entries
 
 
-def draws_while_traced(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> bool:
-    """Whether a JAX simulator leaves its key unused and is another program each time it is traced: what it draws by
-    NumPy is drawn once, and stays the same in all its simulations."""
-    structs = [jax.eval_shape(random.key, 0), *map(jax.ShapeDtypeStruct, shapes, dtypes)]
+def _traced_twice_the_same(fn: Callable, inputs: Sequence) -> bool:
+    """Whether a JAX simulator is the same program each time it is traced: what it draws by NumPy it draws then."""
     if isinstance(fn, jax.stages.Wrapped):  # JAX keeps the trace of a jitted function
         fn = getattr(fn, "__wrapped__", fn)
-
-    def program():
-        closed = jax.make_jaxpr(lambda *args: fn(*args))(*structs)
+    programs = []
+    for _ in range(2):
+        with compat.outside_all():
+            closed = jax.make_jaxpr(lambda *args: fn(*args))(*inputs)
         known = [number for number in closed.consts if checks.is_concrete(number) and not checks.is_key(number)]
         text = re.sub("0x[0-9a-f]+", "", str(closed.jaxpr))
-        return closed.jaxpr, (text, *(np.asarray(number).tobytes() for number in known))
+        programs.append((text, *(np.asarray(number).tobytes() for number in known)))
+    return programs[0] == programs[1]
 
-    jaxpr, first = program()
-    used = any(one is jaxpr.invars[0] for equation in jaxpr.eqns for one in equation.invars)
-    return not used and program()[1] != first
+
+def _state_of_numpy() -> str:
+    """That of its global random numbers."""
+    _, words, *place = np.random.get_state()  # noqa: NPY002
+    return f"{np.asarray(words).tobytes()!r} {place}"
 
 
 def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:

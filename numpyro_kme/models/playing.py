@@ -21,7 +21,7 @@ MISUSED = {
 ITS_OWN = "its noise is not a function of `rng_key` alone. Split `rng_key`, or fold numbers into it."
 
 NO_KEY = np.uint32(np.iinfo(np.uint32).max)
-"""Stands for the key of a draw that is not made, in a branch that is not taken."""
+"""Stands for a key that another branch draws from."""
 
 
 class NoiseNotLifted(ValueError):
@@ -35,10 +35,13 @@ class Player:
     Args:
         simulator: Its name.
         most_loops: As in `lift_noise`.
+        for_keys: Whether it is for the keys of all draws that there may be: branches that are not taken and rounds
+            after the end of a loop are then played too.
     """
 
     simulator: str
     most_loops: int | None
+    for_keys: bool = False
     _counted: dict[int, tuple[Any, Counter[str]]] = field(default_factory=dict, repr=False)
 
     def needs(self, program) -> Counter[str]:
@@ -65,7 +68,17 @@ class Player:
         operation = equation.primitive.name
         if operation in MISUSED:
             self._refuse(f"{MISUSED[operation]} ({compat.source_line(equation)}): {ITS_OWN}")
-        total = sum(map(self.needs, compat.programs(equation)), Counter())
+        try:
+            total = sum(map(self.needs, compat.programs(equation)), Counter())
+        except NoiseNotLifted:
+            unclear = quantiles.RULES.get(compat.written_in(equation))
+            if unclear is None:
+                raise
+            self._refuse(
+                f"draws {unclear[0]} numbers ({compat.source_line(equation)}) inside a `vmap` in a way that cannot be "
+                "followed: give each call a key of its own, and parameters of the shape of its draw, mapped over their "
+                "first axis."
+            )
         if not total:
             return total
         if operation not in compat.PLAYED:
@@ -85,7 +98,7 @@ class Player:
         raise checks.explained(f"Simulator `{self.simulator}` {sentence}", NoiseNotLifted)
 
     def run(self, program, inputs: Sequence, z: jax.Array) -> tuple[list[Any], list[jax.Array]]:
-        """Outputs, and the data of the keys that draws would have come from."""
+        """Outputs, and with `for_keys` the data of the keys that draws would have come from."""
         jaxpr, constants = compat.plain(program)
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs]))
         used: list[jax.Array] = []
@@ -107,7 +120,8 @@ class Player:
 
     def _noisy(self, equation, values, z) -> tuple[Sequence, list[jax.Array]]:
         if quantiles.kind(equation):
-            return [quantiles.drawn(equation, values, z)], [jax.random.key_data(values[0])]
+            used = quantiles.keys(equation, values[0]) if self.for_keys else []
+            return [quantiles.drawn(equation, values, z)], used
         inner = compat.programs(equation)
         match equation.primitive.name:
             case "scan":
@@ -133,25 +147,16 @@ class Player:
 
     def _cond(self, branches, values, z):
         index, *inputs = values
-        counts = [self.needs(branch).total() for branch in branches]
-        starts = np.cumsum([0, *counts])
-        parts = [z[start : start + count] for start, count in zip(starts, counts)]
+        ends = np.cumsum([self.needs(branch).total() for branch in branches])
+        parts = np.split(np.arange(len(z)), ends[:-1])
+        if self.for_keys:
+            found, used = zip(*(self.run(branch, inputs, z[part]) for branch, part in zip(branches, parts)))
+            return jax.lax.switch(index, [lambda found, i=i: found[i] for i in range(len(found))], found), _either(used)
 
-        def keys_of(branch, part):
-            return jax.eval_shape(lambda part, *inputs: self.run(branch, inputs, part)[1], part, *inputs)
+        def taken(branch, part):
+            return lambda *inputs: self.run(branch, inputs, z[part])[0]
 
-        shapes = [keys_of(branch, part) for branch, part in zip(branches, parts)]
-
-        def taken(i):
-            def branch(*inputs):
-                outputs, used = self.run(branches[i], inputs, parts[i])
-                others = [[jnp.full(key.shape, NO_KEY, key.dtype) for key in shape] for shape in shapes]
-                return outputs, [*others[:i], used, *others[i + 1 :]]
-
-            return branch
-
-        outputs, used = jax.lax.switch(index, [taken(i) for i in range(len(branches))], *inputs)
-        return outputs, [key for of_branch in used for key in of_branch]
+        return jax.lax.switch(index, list(map(taken, branches, parts)), *inputs), []
 
     def _while(self, equation, values, z):
         """The loop for a fixed number of rounds, those after its end without effect; NaN where it would go on."""
@@ -161,19 +166,32 @@ class Player:
         parts = z.reshape(self.most_loops, -1)
         in_condition = self.needs(given["cond_jaxpr"]).total()
 
-        def going(state, part):
-            (found,), used = self.run(given["cond_jaxpr"], [*first, *state], part)
-            return found, used
-
         def step(state, part):
-            more, used = going(state, part[:in_condition])
+            state, going = state
+            (more,), used = self.run(given["cond_jaxpr"], [*first, *state], part[:in_condition])
             after, further = self.run(given["body_jaxpr"], [*second, *state], part[in_condition:])
-            state = [jnp.where(more, new, old) for new, old in zip(after, state)]
-            return state, [jnp.where(more, key, NO_KEY) for key in [*used, *further]]
+            if self.for_keys:
+                return (after, going), [*used, *further]
+            more &= going  # a condition that draws is not asked again
+            return ([jnp.where(more, new, old) for new, old in zip(after, state)], more), []
 
-        state, used = jax.lax.scan(step, list(values[of_condition + of_body :]), parts)
-        more, _ = going(state, jnp.zeros(in_condition))
-        return [_unfinished(more, value) for value in state], used
+        state, going = list(values[of_condition + of_body :]), jnp.array(True)
+        (state, going), used = jax.lax.scan(step, (state, going), parts)
+        if not in_condition:
+            going &= self.run(given["cond_jaxpr"], [*first, *state], z[:0])[0][0]
+        return [_unfinished(going, value) for value in state], used
+
+
+def _either(used: Sequence[list[jax.Array]]) -> list[jax.Array]:
+    """Keys of branches of which one is taken: a key of several counts as often as in the branch that has it most."""
+    rows = [jnp.concatenate([key.reshape(-1, key.shape[-1]) for key in keys]) for keys in used if keys]
+    kept = []
+    for i, own in enumerate(rows):
+        same = [(own[:, None] == other[None]).all(axis=-1) for other in rows[: i + 1]]
+        earlier = jnp.tril(same.pop(), -1).sum(axis=1)
+        elsewhere = sum((jnp.array(one.sum(axis=1) > earlier) for one in same), jnp.zeros(len(own), int)) > 0
+        kept.append(jnp.where(elsewhere[:, None], NO_KEY, own))
+    return kept
 
 
 def _unfinished(more: jax.Array, value: jax.Array) -> jax.Array:

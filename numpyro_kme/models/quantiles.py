@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
+from itertools import product
 from math import prod
 
 import jax
@@ -29,7 +31,10 @@ def cauchy(z: jax.Array) -> jax.Array:
 
 
 def uniform(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """The quantile function at `ndtr(z)` of the uniform distribution, up to the largest number that JAX draws."""
+    """The quantile function at `ndtr(z)` of the uniform distribution, up to the largest number that JAX draws; `low`
+    where that is above `high`."""
+    low, high = jnp.asarray(low, z.dtype), jnp.asarray(high, z.dtype)
+    high = jnp.where(high < low, low, high)
     value = from_normal(dist.Uniform(low, high, validate_args=False), z)
     low, high = lax.stop_gradient((low, high))
     most = jnp.minimum(low + (high - low) * (1.0 - jnp.finfo(z.dtype).eps), lax.nextafter(high, low))
@@ -37,13 +42,16 @@ def uniform(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
 
 
 def truncated_normal(z: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """The quantile function at `ndtr(z)` of the standard normal distribution between two bounds, which are left out."""
+    """The quantile function at `ndtr(z)` of the standard normal distribution between two bounds, which are left out;
+    next to the nearer one where they are so far out that nothing is left between them in this precision."""
     low, high = jnp.asarray(low, z.dtype), jnp.asarray(high, z.dtype)
     below = ndtr(low) * ndtr(-z) + ndtr(high) * ndtr(z)  # P(Z < x), of untruncated Z; and its complement
     above = ndtr(-low) * ndtr(-z) + ndtr(-high) * ndtr(z)
     lower = below < above
-    tail = ndtri(jnp.where(lower, below, above))
-    value, low, high = jnp.where(lower, tail, -tail), *lax.stop_gradient((low, high))
+    smaller = jnp.where(lower, below, above)
+    tail = ndtri(jnp.where(smaller == 0.0, 0.5, smaller))
+    value = jnp.where(smaller == 0.0, jnp.where(low > 0.0, low, high), jnp.where(lower, tail, -tail))
+    low, high = lax.stop_gradient((low, high))
     return value + lax.stop_gradient(jnp.clip(value, lax.nextafter(low, high), lax.nextafter(high, low)) - value)
 
 
@@ -84,6 +92,14 @@ def binomial(z: jax.Array, number: jax.Array, probability: jax.Array) -> jax.Arr
         return betainc(left, k + 1.0, 1.0 - p), betainc(k + 1.0, left, p)
 
     return jnp.where(p > 0, jnp.where(p < 1, count(z, tails, n), n), 0.0)
+
+
+def binomial_of_jax(z: jax.Array, number: jax.Array, probability: jax.Array) -> jax.Array:
+    """The same of the whole part of a number; NaN where JAX has it."""
+    n, p = jnp.floor(jnp.asarray(number, z.dtype)), jnp.asarray(probability, z.dtype)
+    valid = (n >= 0) & (p >= 0) & (p <= 1)
+    found = jnp.where(jnp.isinf(n), n, binomial(z, jnp.where(valid & (n < jnp.inf), n, 0.0), p))
+    return jnp.where(valid, found, jnp.nan)
 
 
 def geometric(z: jax.Array, probability: jax.Array) -> jax.Array:
@@ -140,7 +156,7 @@ RULES: dict[tuple[str, str], tuple[str, Callable[..., jax.Array]]] = {
     (JAX, "_randint"): ("randint", randint),
     (JAX, "_geometric"): ("geometric", geometric),
     (JAX, "_poisson"): ("poisson", poisson),
-    (JAX, "_binomial"): ("binomial", binomial),
+    (JAX, "_binomial"): ("binomial", binomial_of_jax),
     (NUMPYRO, "_von_mises_centered"): ("von Mises", von_mises),
     (NUMPYRO, "_binomial"): ("binomial", lambda z, probability, number: binomial(z, number, probability)),
 }
@@ -155,14 +171,24 @@ def kind(equation) -> str:
         case "random_gamma":
             return "gamma"
     found = RULES.get(compat.written_in(equation))
-    if found is None or _aligned(equation) is None:
-        return ""
-    return found[0]
+    return "" if found is None or _aligned(equation, found[1]) is None else found[0]
 
 
 def size(equation) -> int:
     """How many numbers it draws."""
     return prod(equation.outvars[0].aval.shape)
+
+
+def keys(equation, key: jax.Array) -> list[jax.Array]:
+    """Data of its key, with a zero behind them, and, with a one behind, of those whose bits it takes: of the same, or
+    of those that it makes of it. No draw shares either with another."""
+    if equation.primitive.name == "random_gamma":
+        made = size(equation) // max(key.size, 1)
+    else:
+        made = max((_largest(program, ("random_split",), _made) for program in compat.programs(equation)), default=0)
+    bits = jax.vmap(lambda key: jax.random.split(key, made))(key.reshape(-1)) if made else key
+    data = map(jax.random.key_data, (key, bits))
+    return [jnp.insert(one.reshape(-1, one.shape[-1]), one.shape[-1], tag, axis=1) for tag, one in enumerate(data)]
 
 
 def drawn(equation, values: Sequence, z: jax.Array) -> jax.Array:
@@ -175,36 +201,55 @@ def drawn(equation, values: Sequence, z: jax.Array) -> jax.Array:
             return words(z, equation.params["bit_width"])
         case "random_gamma":
             return (log_gamma if equation.params["log_space"] else gamma)(z, values[1])
-    shapes = _aligned(equation) or ()
+    rule = RULES[compat.written_in(equation)][1]
+    shapes = _aligned(equation, rule) or ()
     params = (jnp.broadcast_to(jnp.reshape(value, shape), aval.shape) for value, shape in zip(values[1:], shapes))
-    return RULES[compat.written_in(equation)][1](z, *params).astype(aval.dtype)
+    return rule(z, *params).astype(aval.dtype)
 
 
-def _aligned(equation) -> tuple[tuple[int, ...], ...] | None:
-    """Shapes in which the parameters of a draw broadcast to it; None where they need not do so, or where draws that
-    `vmap` made many share their noise: then what it is made of is looked at."""
+def _aligned(equation, rule: Callable[..., jax.Array]) -> tuple[tuple[int, ...], ...] | None:
+    """Shapes in which the parameters of a draw broadcast to it; None where they need not do so, where draws that `vmap`
+    made many share their noise, or where it is a derivative: then what it is made of is looked at."""
     out, (key, *params) = equation.outvars[0].aval, (variable.aval for variable in equation.invars)
-    if max(map(_most_drawn, compat.programs(equation)), default=0) < prod(out.shape):
+    program = equation.params["jaxpr"]
+    try:
+        signature(rule).bind(out, *params)
+    except TypeError:
+        return None
+    if len(equation.outvars) > 1 or _largest(program, DRAWS, size) < prod(out.shape):
+        return None
+    if _largest(program, ("transpose",), size):  # axes of calls are not in front
         return None
     found = [_shape(param.shape, key.shape, out.shape) for param in params]
     return None if any(shape is None for shape in found) else tuple(shape for shape in found if shape is not None)
 
 
 def _shape(own: tuple[int, ...], calls: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape in which a parameter broadcasts to what many calls draw, whether it is one for all of them or has their
-    axes in front; None if neither fits, or both do and differ."""
-    event = out[len(calls) :]
-    fits = {own} if checks.expands(own, event) else set()
-    if calls and own[: len(calls)] == calls and checks.expands(own[len(calls) :], event):
-        fits.add(calls + (1,) * (len(out) - len(own)) + own[len(calls) :])
+    """The shape in which a parameter broadcasts to what many calls draw, whichever of their axes it has in front; None
+    if none fits, or several."""
+    event, fits = out[len(calls) :], set()
+    for has in product((False, True), repeat=len(calls)):
+        front = tuple(size for size, one in zip(calls, has) if one)
+        rest = own[len(front) :]
+        if own[: len(front)] == front and checks.expands(rest, event):
+            lead = tuple(size if one else 1 for size, one in zip(calls, has))
+            fits.add(lead + (1,) * (len(event) - len(rest)) + rest)
     return fits.pop() if len(fits) == 1 else None
 
 
-def _most_drawn(program) -> int:
-    """The largest number of numbers that one operation of a program draws at once."""
+DRAWS = ("random_bits", "random_gamma")
+
+
+def _made(equation) -> int:
+    """How many keys `random_split` makes of one."""
+    return prod(equation.params["shape"])
+
+
+def _largest(program, operations: Sequence[str], measure: Callable[..., int]) -> int:
+    """The largest measure of operations of these names in a program; 0 where there is none."""
     found = [0]
     for equation in compat.plain(program)[0].eqns:
-        if equation.primitive.name in ("random_bits", "random_gamma"):
-            found.append(size(equation))
-        found += map(_most_drawn, compat.programs(equation))
+        if equation.primitive.name in operations:
+            found.append(measure(equation))
+        found += [_largest(inner, operations, measure) for inner in compat.programs(equation)]
     return max(found)

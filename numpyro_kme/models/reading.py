@@ -14,7 +14,7 @@ from numpyro.infer.inspect import get_model_relations
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.ragged import beyond_end
-from numpyro_kme.models import outputs, tracing
+from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Latent, SimulatorSite, require_known, require_whole_calls
 
@@ -47,13 +47,6 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     parents = {name: _behind(name, upstream, trace) for name in upstream}
     _check_sites(trace, simulators, parents)
     for name, simulator in simulators.items():
-        called = simulator.call_shapes, [param.dtype for param in simulator.params]
-        checks.require(
-            simulator.black_box or not outputs.draws_while_traced(simulator.fn, *called),
-            f"The simulator `{simulator.name}` of site {name!r} does not use its random key, and has other numbers in "
-            "it each time JAX traces it: what it draws by NumPy is drawn once for all simulations. Draw by jax.random "
-            "from the key, or declare a black box, Simulator(fn, ..., shape=), that draws from its generator.",
-        )
         if functions[name] != simulator.fn:
             checks.warn(
                 f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model runs, a "

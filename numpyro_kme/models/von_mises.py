@@ -46,7 +46,7 @@ def _(primals, tangents):
 
 
 def _log_density(x: jax.Array, kappa: jax.Array) -> jax.Array:
-    return kappa * (jnp.cos(x) - 1.0) - jnp.log(2.0 * jnp.pi * i0e(kappa))
+    return -2.0 * kappa * jnp.square(jnp.sin(0.5 * x)) - jnp.log(2.0 * jnp.pi * i0e(kappa))
 
 
 def _below(x: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -226,6 +226,27 @@ def test_the_prior_guess_reaches_the_fit():
     assert abs(mean.mean() - (190 * X[:190].mean() + 200 * 5.0) / 390) < 5 * 2.5 / np.sqrt(390 / 2)
 
 
+def by_steps(rng_key, mean, scale):
+    """By a loop of unknown length, through which JAX has no reverse derivative."""
+    end = keyed(rng_key, mean, scale)
+    return jax.lax.while_loop(lambda x: jnp.abs(x - end) > 1e-6, lambda x: 0.2 * x + 0.8 * end, 0.0 * end)
+
+
+def by_callback(rng_key, mean, scale):
+    end = keyed(rng_key, mean, scale)
+    return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((), end.dtype), end, vmap_method="broadcast_all")
+
+
+def test_simulators_that_jax_cannot_differentiate_are_fitted_by_differences():
+    found = [IidModel.read(own_guess(fn), (X,), {}).generator().differentiable for fn in (keyed, by_steps, by_callback)]
+    assert found == [True, False, False]
+    engine = PosteriorBootstrap(own_guess(by_steps), Means(), num_samples=4, num_nodes=64, num_starts=8)
+    engine.run(jax.random.key(0), X[:60])
+    exact = engine.replicates.reweightings.weights @ X[:60]
+    np.testing.assert_allclose(engine.get_samples()["mean"], exact, atol=1e-3)
+    assert "the simulator has no derivatives" in engine.info["derivatives"]
+
+
 def test_kinked_losses_are_told_of_what_did_not_converge_alone():
     """The first-order move by more nodes says nothing where a replicate stopped short of its minimum."""
     engine = PosteriorBootstrap(own_guess(DECLARED), Wasserstein(1.0), num_samples=40, num_nodes=256, num_starts=8)

@@ -134,6 +134,17 @@ def test_a_scaled_site_is_refused():
         handlers.seed(soft_abc(handlers.scale(model, scale=3.0), Gaussian(0.3)), 0)(X)
 
 
+def test_what_is_missing_is_masked_or_refused():
+    missing = X.copy()
+    missing[1] = np.nan
+    at = {"mean": np.float32([0.5, 0.0, 1.0]), "x_noise": np.zeros((3, 1), np.float32)}
+    with pytest.raises(ValueError, match=r"The observation at 'x' has NaN in 1 outputs of `<lambda>`"):
+        log_density(soft_abc(groups, Gaussian(0.3)), (missing,), {}, at)
+    known = handlers.mask(groups, mask=~np.isnan(missing))
+    slope = jax.grad(lambda mean: log_density(soft_abc(known, Gaussian(0.3)), (missing,), {}, at | {"mean": mean})[0])
+    np.testing.assert_allclose(slope(at["mean"])[1], 0.0, atol=1e-6)
+
+
 def test_a_kernel_is_needed():
     with pytest.raises(TypeError, match="`kernel` must be a kernel on outputs, such as Gaussian"):
         soft_abc(model, 0.3)

@@ -82,6 +82,44 @@ def test_quantiles_of_the_von_mises_distribution_and_their_derivatives(concentra
     np.testing.assert_allclose(by_c, by_hand, rtol=1e-4, atol=1e-9)
 
 
+def test_arguments_at_the_ends_of_their_ranges_give_what_jax_gives():
+    nan = np.nan
+
+    def simulate(k, a, b, c, d):
+        k = random.split(k, 5)
+        return jnp.concatenate(
+            [
+                random.uniform(k[0], (3,), jnp.float32, minval=a, maxval=1.0),
+                random.poisson(k[1], b).astype(jnp.float32),
+                random.binomial(k[2], 10.0, c),
+                random.binomial(k[3], d, jnp.array([1.0, 1.0, 1.0, 0.3])),
+                random.gamma(k[4], 0.0 * jnp.ones(1)),
+            ]
+        )
+
+    at = (
+        np.float32([3.0, nan, 1.0]),
+        np.float32([-1.0, nan, 0.0]),
+        np.float32([1.2, -0.1, nan]),
+        np.float32([10.7, -1.0, nan, np.inf]),
+    )
+    lifted = lift_noise(simulate, *at)
+    found = lifted(random.normal(random.key(0), (lifted.dim,)), *at)
+    np.testing.assert_array_equal(found, simulate(random.key(1), *at))
+    whole = lift_noise(lambda k, low: random.uniform(k, minval=low, maxval=5), 2)
+    np.testing.assert_allclose(whole(np.float32([1.0]), 2), 2 + 3 * stats.norm.cdf(1), rtol=1e-6)
+
+
+def test_far_tails_and_high_concentrations_in_single_precision():
+    far = lift_noise(lambda k, a: random.truncated_normal(k, a, a + 1.0), 1.0)
+    z = np.float32([[-3.0], [0.0], [3.0]])
+    value, slope = (fn(z, np.float32(40.0)) for fn in on_rows(far))
+    np.testing.assert_allclose(value, 40.0, rtol=1e-6)
+    np.testing.assert_allclose(slope, 1.0)
+    narrow = lift_noise(lambda k, c: dist.VonMises(0.0, c, validate_args=False).sample(k), 1e7)
+    np.testing.assert_allclose(jax.vmap(narrow, (0, None))(z, 1e7), z[:, 0] / np.sqrt(1e7), rtol=1e-3, atol=1e-9)
+
+
 def test_draws_keep_to_the_ranges_that_those_of_jax_keep_to():
     """Though `ndtr(8)` rounds to 1."""
 
@@ -161,6 +199,24 @@ def shared_noise(k, t):
     return jax.vmap(lambda high: random.uniform(k, maxval=high))(t * jnp.array([1.0, 2.0]))
 
 
+LOW = np.array([0.0, 10.0, 100.0], np.float32)
+
+
+def mapped_over_columns(k, t):
+    low = jnp.asarray(LOW + np.arange(3, dtype=np.float32)[:, None])
+    return jax.vmap(lambda k, low: random.uniform(k, (3,), minval=low, maxval=low + t), (0, 1))(random.split(k, 3), low)
+
+
+def mapped_twice(k, t):
+    """Bounds of the inner calls, each of which draws as many numbers as there are calls."""
+    draw = jax.vmap(lambda k, low: random.uniform(k, (3,), minval=low, maxval=low + t), (0, 0))
+    return jax.vmap(lambda k: draw(k, jnp.asarray(LOW)))(random.split(k, (2, 3)))
+
+
+def slopes_of_draws(k, t):
+    return jax.value_and_grad(lambda low: random.uniform(k, minval=low, maxval=3.0) ** 2)(t)[1]
+
+
 def switched(k, t):
     branches = [lambda k: random.normal(k), lambda k: 5.0 + 2.0 * random.normal(k), lambda k: t]
     return lax.switch(jnp.int32(t), branches, k)
@@ -181,6 +237,19 @@ def uniforms(z, low, width):
     return low + width * stats.norm.cdf(z)
 
 
+def columns(z, t):
+    return uniforms(z.reshape(3, 3), LOW[:, None] + np.arange(3.0), t)
+
+
+def doubles(z, t):
+    return uniforms(z.reshape(2, 3, 3), LOW[:, None], t)
+
+
+def slopes(z, t):
+    u = stats.norm.cdf(z[0])
+    return 2.0 * (t + (3.0 - t) * u) * (1.0 - u)
+
+
 @pytest.mark.parametrize(
     "fn, dim, by_hand",
     [
@@ -194,6 +263,9 @@ def uniforms(z, low, width):
         (of_a_map, 3, lambda z, t: t * np.arange(1, 4) * z),
         (mapped_bounds, 4, lambda z, t: uniforms(z.reshape(2, 2), np.array([[0.0], [1.0]]), t)),
         (shared_noise, 1, lambda z, t: uniforms(z[0], 0.0, t * np.array([1.0, 2.0]))),
+        (mapped_over_columns, 9, columns),
+        (mapped_twice, 18, doubles),
+        (slopes_of_draws, 1, slopes),
         (switched, 2, lambda z, t: [z[0], 5 + 2 * z[1], t][int(t)]),
     ],
 )
@@ -216,7 +288,41 @@ def test_a_loop_of_unknown_length_ends_or_says_so():
         lift_noise(until, 1.0, most_loops=0)
 
 
+def test_a_loop_whose_condition_draws_does_not_go_on_after_its_end():
+    def trials(k):
+        return lax.while_loop(lambda i: random.uniform(random.fold_in(k, i)) < 0.5, lambda i: i + 1, 0)
+
+    lifted = lift_noise(trials, most_loops=4)
+    for z, found in [([-1, -1, 1, -1], 2), ([1, -1, -1, -1], 0), ([-1, -1, -1, -1], np.iinfo(np.int32).max)]:
+        assert lifted(np.float32(z)) == found
+
+
 FIXED = random.key(5)
+
+
+def between_branches(condition):
+    """One key for a draw, and for another in a branch that is taken at some parameters or draws only."""
+
+    def simulate(k, t):
+        x = random.normal(k)
+        return lax.cond(condition(x, t), lambda: x + random.normal(k), lambda: x)
+
+    return simulate
+
+
+def from_key_and_children(draw):
+    """JAX makes further keys of the key of such a draw."""
+    return lambda k, t: draw(k, t) + random.normal(random.fold_in(k, 1))
+
+
+def of_chosen_key(k, t):
+    k = random.split(k, 4)
+    return random.normal(k[random.randint(k[3], (), 0, 3)]) + random.normal(k[0])
+
+
+def two_of_one_branch(k, t):
+    b = random.fold_in(k, 0)
+    return lax.cond(t > 2.0, lambda: random.normal(b), lambda: random.normal(b) + random.uniform(b))
 
 
 @pytest.mark.parametrize(
@@ -239,6 +345,36 @@ FIXED = random.key(5)
 def test_what_no_normals_can_stand_for_is_refused_with_a_sentence(fn, sentence):
     with pytest.raises(NoiseNotLifted, match=sentence):
         lift_noise(fn)
+
+
+@pytest.mark.parametrize(
+    "fn, t, sentence",
+    [
+        (between_branches(lambda x, t: t > 2.0), 1.0, "draws twice from one random key"),
+        (between_branches(lambda x, t: x > t), 1.0, "draws twice from one random key"),
+        (two_of_one_branch, 5.0, "draws twice from one random key"),
+        (from_key_and_children(random.poisson), 2.0, "draws twice from one random key"),
+        (from_key_and_children(lambda k, t: random.gamma(k, t * jnp.ones(2)).sum()), 2.0, "draws twice"),
+        (of_chosen_key, 1.0, "takes other random keys with other parameters, or with other draws"),
+        (
+            lambda k, n: random.normal(random.fold_in(k, n)) + random.normal(random.fold_in(k, 0)),
+            np.int32(1),
+            "takes other random keys with other parameters, or with other draws",
+        ),
+    ],
+)
+def test_keys_that_are_shared_somewhere_else_are_noticed(fn, t, sentence):
+    with pytest.raises(NoiseNotLifted, match=sentence):
+        lift_noise(fn, t)
+
+
+def test_counts_that_vmap_mixes_are_refused_by_their_name():
+    def simulate(k, t):
+        rates = t * jnp.ones((3, 3))
+        return jax.vmap(lambda k, rate: random.poisson(k, rate, (3,)), (0, 1))(random.split(k, 3), rates)
+
+    with pytest.raises(NoiseNotLifted, match=r"draws poisson numbers \(.*test_lifting.* inside a `vmap` in a way"):
+        lift_noise(simulate, 1.0)
 
 
 def test_one_key_in_two_branches_is_drawn_from_once():

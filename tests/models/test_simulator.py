@@ -464,6 +464,36 @@ def test_bad_input_is_explained(make, sentence):
         make()
 
 
+def of_sites(key, theta):
+    """A simulator that is a NumPyro model itself."""
+    with handlers.seed(rng_seed=key):
+        a = numpyro.sample("a", dist.Normal(theta, 1.0))
+        numpyro.deterministic("twice", 2.0 * a)
+        return numpyro.sample("x", dist.Normal(a, 0.5))
+
+
+def test_sites_of_a_simulator_are_not_those_of_the_model():
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", Simulator(of_sites, theta), obs=x)
+
+    for x in (None, 1.0):
+        assert list(handlers.trace(handlers.seed(model, 0)).get_trace(x)) == ["theta", "x"]
+    alone = Simulator(of_sites, 2.0).sample(random.key(1))
+    np.testing.assert_allclose(alone, of_sites(random.key(1), 2.0), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"`<lambda>` .* AssertionError\. Sites of NumPyro in it need handlers\.seed"):
+        handlers.seed(lambda: Simulator(lambda k, t: numpyro.sample("a", dist.Normal(t, 1.0)), 1.0), 0)()
+
+
+def test_numpys_own_random_numbers_are_refused_in_a_jax_simulator():
+    fixed = lambda key, theta: theta + random.normal(key) + np.random.default_rng(0).normal()  # noqa: E731
+    Simulator(fixed, 1.0)
+    with pytest.raises(ValueError, match="draws random numbers of NumPy, which JAX would keep for all simulations"):
+        Simulator(lambda key, theta: theta + random.normal(key) + np.random.normal(), 1.0)  # noqa: NPY002
+    seeds_them_itself = lambda key, theta: theta + np.random.RandomState(0).normal() + random.normal(key)  # noqa: E731
+    Simulator(seeds_them_itself, 1.0)
+
+
 def test_an_unhashable_simulator_is_explained():
     class Settings:
         __hash__ = None
