@@ -131,13 +131,25 @@ def _traced_event(fn, shapes, dtypes):
         f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or a dictionary of "
         "arrays with their names.",
     )
-    used = any(one is program.jaxpr.invars[0] for equation in program.eqns for one in equation.invars)
+    draws_by_key = _uses(program.jaxpr, program.jaxpr.invars[0])
     checks.require(
-        (used and state == _state_of_numpy()) or _traced_twice_the_same(fn, inputs),
+        (draws_by_key and state == _state_of_numpy()) or _traced_twice_the_same(fn, inputs),
         f"Simulator `{name(fn)}` draws random numbers of NumPy, which JAX would keep for all simulations. Draw from "
         "the key, or declare a NumPy simulator fn(rng, *params) by passing shape.",
     )
     return event, entries
+
+
+def _uses(jaxpr: Any, variable: Any) -> bool:
+    """Whether an operation takes a variable, inside of jitted functions too."""
+    for equation in jaxpr.eqns:
+        for place, one in enumerate(equation.invars):
+            if one is variable:
+                inner = getattr(equation.params.get("jaxpr"), "jaxpr", None)
+                jitted = inner is not None and len(inner.invars) == len(equation.invars)
+                if not jitted or _uses(inner, inner.invars[place]):
+                    return True
+    return False
 
 
 def _traced_twice_the_same(fn: Callable, inputs: Sequence) -> bool:
