@@ -145,9 +145,8 @@ def _uses(jaxpr: Any, variable: Any) -> bool:
     for equation in jaxpr.eqns:
         for place, one in enumerate(equation.invars):
             if one is variable:
-                inner = getattr(equation.params.get("jaxpr"), "jaxpr", None)
-                jitted = inner is not None and len(inner.invars) == len(equation.invars)
-                if not jitted or _uses(inner, inner.invars[place]):
+                inner: Any = getattr(equation.params.get("jaxpr"), "jaxpr", None)
+                if inner is None or len(inner.invars) != len(equation.invars) or _uses(inner, inner.invars[place]):
                     return True
     return False
 
