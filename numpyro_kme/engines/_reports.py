@@ -86,23 +86,38 @@ def location_errors(problem: Problem, likelihoods: Mapping[str, FittedLikelihood
 
 def in_tails(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], drawn: Drawn) -> dict[str, float]:
     """Proportion of the draws under which more observations are further from their prediction than all simulations are
-    from theirs than chance allows: one, where there is one, of sites whose calls are alike.
+    from theirs than chance allows: one, where there is one. Where calls have parameters of their own, each has its own
+    proportion, and the largest is told beyond as many as chance allows.
 
     Of heavy tails one in `m` is beyond all of `m` simulations on either side; of several observations as many as a
     Poisson number with this mean reaches once in a thousand times are let pass.
     """
     found = {}
     for site, fitted in likelihoods.items():
-        at = problem.simulators[site]
+        at, learnt = problem.simulators[site], fitted.surrogate
+        calls, z = _calls(at, observation(problem, site), drawn.coordinates[site])
+        some = np.flatnonzero(~np.isnan(calls).all(axis=tuple(range(1, calls.ndim))))
+        if not len(some) or at.simulator.ragged:
+            continue
+        mean = 2.0 * calls[some].size / len(fitted.simulated)
+        allowed = int(np.ceil(special.pdtrik(0.999, mean))) if len(some) > 1 else 0
+        z = z[:: max(1, len(z) // AT)]
+        beyond = [learnt.beyond_residuals(learnt.point(calls[i]), z[:, i]) for i in some[_extreme(calls[some])]]
         if at.alike:
-            calls = at.counted(observation(problem, site)).reshape(-1, *fitted.event_shape)
-            z, learnt = drawn.coordinates[site].reshape(len(drawn.log_posterior), -1), fitted.surrogate
-            mean = 2.0 * calls.size / len(fitted.simulated)
-            allowed = np.ceil(special.pdtrik(0.999, mean)) if len(calls) > 1 else 0.0
-            at_some = z[:: max(1, len(z) // AT)]
-            beyond = [learnt.beyond_residuals(learnt.point(calls[i]), at_some) for i in _extreme(calls)]
             found[site] = float(np.mean(np.sum(beyond, axis=0) > allowed))
+        else:
+            found[site] = float(np.sort(np.append(np.mean(beyond, axis=1), np.zeros(allowed + 1)))[-1 - allowed])
     return found
+
+
+def _calls(at: SimulatorSite, y: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The observations that count `(R, *event)`, and their coordinates `(n, R, D)` at draws `(n, *groups, D)`."""
+    event, (size, *groups, dim) = at.simulator.event_shape, z.shape
+    full = np.broadcast_shapes(y.shape[: y.ndim - len(event)], tuple(groups))
+    counts = np.broadcast_to(at.mask, full).ravel()
+    calls = np.broadcast_to(y, full + event).reshape(-1, *event)[counts]
+    z = z.reshape(size, *(1,) * (len(full) - len(groups)), *groups, dim)
+    return calls, np.broadcast_to(z, (size, *full, dim)).reshape(size, -1, dim)[:, counts]
 
 
 def _extreme(calls: np.ndarray) -> np.ndarray:

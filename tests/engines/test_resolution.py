@@ -215,3 +215,27 @@ def test_models_of_which_nothing_is_said():
     assert 1.5 * once < often < 9.0 * once
     engine, said = alarms(model(lines, 1), np.zeros(1), 60, 0, form=kme.KernelMeans())
     assert not said and not engine.posterior.location_error and "error of the location" not in engine.info
+
+
+def test_a_small_power_of_calls_with_parameters_of_their_own():
+    """As of one call; usual observations of two groups are not warned of."""
+
+    def of_groups(x=None, scale=0.02):
+        with numpyro.plate("groups", 2):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            with numpyro.handlers.scale(scale=scale):
+                numpyro.sample("x", kme.Simulator(around, theta, event_dims=0), obs=x)
+
+    x = np.zeros((2, 1))
+    engine = kme.KELFI(of_groups, 300, num_rounds=1, progress_bar=False)
+    with pytest.warns(UserWarning, match="learnt from no simulation.*power 0.02"):
+        engine.run(jax.random.key(0), x=x)
+    exact = 2.0 * stats.norm.sf(1.25 * 2.9 * 0.3 * np.sqrt(1.0 + 0.02 / 0.09))
+    assert abs(engine.posterior.in_tails["x"] - exact) < 0.2
+    usual = kme.KELFI(of_groups, simulations=engine.posterior.simulations, progress_bar=False)
+    usual.run(jax.random.key(0), x=x, scale=1.0)
+    assert usual.posterior.in_tails["x"] < 0.02
+
+
+def around(rng_key, theta):
+    return (theta + 0.3 * jax.random.normal(rng_key))[None]
