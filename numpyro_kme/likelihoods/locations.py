@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-UNRESOLVED = 0.2
-"""A location that moves a posterior mean by more standard deviations is warned of: one mean in a hundred is then off by
-more than half of one."""
+UNRESOLVED = 0.25
+"""A location that moves a posterior mean by more standard deviations is warned of."""
 
 
 class Locations(NamedTuple):
