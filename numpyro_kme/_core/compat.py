@@ -264,9 +264,9 @@ def constants(program: Any) -> list[Any]:
 
 
 def fingerprint(program: Any) -> bytes:
-    """Of a traced program and its constants, however they are named."""
+    """Of a traced program and its constants, but for traced ones, however they are named."""
     found = sha256(re.sub("0x[0-9a-f]+", "", str(program)).encode())
-    for number in constants(program):
+    for number in (number for number in constants(program) if not isinstance(number, jax.core.Tracer)):
         found.update(np.asarray(number).tobytes())
     return found.digest()
 

@@ -47,7 +47,7 @@ def warn_if_coarse(name: str, problem: Problem, table: ReferenceTable, weights: 
     given = table.simulated_statistics, weights, table.statistics(y[None])[0]
     found = RegressionAdjustment.fit(table.z, *given)
     _warn_if_on_one_side(name, table, weights, found)
-    by_coordinate, by_latent = _of_coordinates(table, found), _of_latents(problem, table, weights, given)
+    by_coordinate, by_latent = _of_coordinates(table, found), _of_latents(problem, table, weights, given, found)
     what = "means and standard deviations of the draws" if table.data_sets else "outputs"
     near = f"Among the simulations near the observation, a regression on the {what}"
     advice = "Use `regression_adjustment=True`, or more simulations."
@@ -84,11 +84,13 @@ def _of_coordinates(table: ReferenceTable, found: RegressionAdjustment) -> Chang
     return Change(list(table.coordinates.names), shift, found.error / scale, found.residual / scale)
 
 
-def _of_latents(problem: Problem, table: ReferenceTable, weights: np.ndarray, given: tuple[Any, ...]) -> Change:
+def _of_latents(
+    problem: Problem, table: ReferenceTable, weights: np.ndarray, given: tuple[Any, ...], found: RegressionAdjustment
+) -> Change:
     """Of latents as they are reported, moved without their constraints: near a bound, and where the simulator takes a
     function of them, their means and standard deviations may change much where those of coordinates do not."""
     vectors, back = LatentVectors.of(problem, table)
-    found = RegressionAdjustment.fit(vectors, *given)
+    found = found if vectors is table.z else RegressionAdjustment.fit(vectors, *given)
     near = np.abs(weights) > 1e-9 * np.abs(weights).max()
     w = weights[near] / weights[near].sum()
     positive = np.maximum(w, 0.0) / np.maximum(w, 0.0).sum()

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme._core import checks, compat, solves
+from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.likelihoods.arguments import join
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.patterns import Bounds, PreparedPatterns, prepare
@@ -202,7 +202,7 @@ class KernelMeansLikelihood(Distribution):
 
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
-        self.arguments, self._read_otherwise = _join(params, len(fitted.coordinates.columns))
+        self.arguments, self._read_otherwise = join(params, len(fitted.coordinates.columns))
         if checks.is_concrete((self.arguments, fitted)):
             fitted.coordinates.require_simulated(self.arguments)
         self.prepared: PreparedLikelihood | PreparedPatterns | None = None
@@ -296,29 +296,6 @@ def _evaluate(method, prepared, coordinates, arguments):
         return getattr(likelihood, method)(coordinates.forward(arguments))
 
     return prepared.over(one, arguments)
-
-
-def _join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple[tuple[int, ...], ...]]:
-    """All numbers that one call takes, flattened and joined, `batch_shape + (expected,)`, and the other batch shapes
-    that they may have: axes of length 1 are of calls as far as the plates around reach."""
-    arrays = [jnp.asarray(p) for p in params]
-    shapes = [a.shape for a in arrays]
-
-    def fits(k):
-        return len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected
-
-    found = [k for k in range(min((a.ndim for a in arrays), default=0) + 1) if arrays and fits(k)]
-    if found:
-        depth = compat.plate_depth()
-        k = max((k for k in found if k <= depth), default=found[0])
-        dtype = jnp.result_type(float, *arrays)
-        joined = jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
-        return joined, () if depth else tuple(shapes[0][:other] for other in found if other > k)
-    raise checks.explained(
-        f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
-        f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
-        "its order, broadcast against each other."
-    )
 
 
 def fit_likelihood(

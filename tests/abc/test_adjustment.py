@@ -159,7 +159,7 @@ def test_of_normal_latents_the_same_is_found_in_both_ways(bank):
     table, weights = table.posterior.table, table.posterior.weights
     given = table.simulated_statistics, weights, table.statistics(Y.reshape(1, -1, 1))[0]
     found = RegressionAdjustment.fit(table.z, *given)
-    own, latent = _coarse._of_coordinates(table, found), _coarse._of_latents(problem, table, weights, given)
+    own, latent = _coarse._of_coordinates(table, found), _coarse._of_latents(problem, table, weights, given, found)
     assert own.names == latent.names == ["theta"]
     for one, other in zip(own[1:], latent[1:], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)

@@ -1,0 +1,32 @@
+"""Arguments of a simulator's calls: which axes are of calls, and which hold the numbers that one call takes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_kme._core import checks, compat
+
+
+def join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple[tuple[int, ...], ...]]:
+    """All numbers that one call takes, flattened and joined, `batch_shape + (expected,)`, and the other batch shapes
+    that they may have: axes of length 1 are of calls as far as the plates around reach."""
+    arrays = [jnp.asarray(p) for p in params]
+    shapes = [a.shape for a in arrays]
+
+    def fits(k):
+        return len({shape[:k] for shape in shapes}) == 1 and sum(math.prod(shape[k:]) for shape in shapes) == expected
+
+    found = [k for k in range(min((a.ndim for a in arrays), default=0) + 1) if arrays and fits(k)]
+    if found:
+        depth = compat.plate_depth()
+        k = max((k for k in found if k <= depth), default=found[0])
+        dtype = jnp.result_type(float, *arrays)
+        joined = jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
+        return joined, () if depth else tuple(shapes[0][:other] for other in found if other > k)
+    raise checks.explained(
+        f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
+        f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
+        "its order, broadcast against each other."
+    )
