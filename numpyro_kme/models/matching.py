@@ -41,6 +41,12 @@ def _log(a: ArrayLike) -> jax.Array:
     return jnp.log(jnp.where(a == 0.0, LEAST, a))
 
 
+def _inverse_softplus(a: ArrayLike) -> jax.Array:
+    """`log(exp(a) - 1)`; finite where rounding has taken a positive number to 0."""
+    a = jnp.where(a == 0.0, LEAST, a)
+    return a + jnp.log(-jnp.expm1(-a))
+
+
 def _logit(a: ArrayLike) -> jax.Array:
     """Log odds; finite where rounding has taken a number between 0 and 1 to one of these."""
     return logit(jnp.where(a == 0.0, LEAST, jnp.where(a == 1.0, MOST, a)))
@@ -49,6 +55,7 @@ def _logit(a: ArrayLike) -> jax.Array:
 IDENTITY = Link("identity", jnp.asarray, jnp.asarray)
 EXP = Link("exp", jnp.exp, _log)
 EXPIT = Link("expit", expit, _logit)
+SOFTPLUS = Link("softplus", jax.nn.softplus, _inverse_softplus)
 LINKS = (
     IDENTITY,
     EXP,
@@ -60,7 +67,12 @@ LINKS = (
     Link("sqrt", jnp.sqrt, jnp.square),
     Link("log1p", jnp.log1p, jnp.expm1),
     Link("expm1", jnp.expm1, jnp.log1p),
+    SOFTPLUS,
 )
+
+
+SOFTPLUS_WIDTHS = (0.5, 1.0, 2.0)
+"""Widths that are tried for positive arguments, in medians: a half-normal is most normal at 0.5, a gamma at 1 to 2."""
 
 
 def link_named(name: str) -> Link:
@@ -86,7 +98,7 @@ class Column:
         """The argument, given the entry."""
         return self.outer[0] + self.outer[1] * self.link.forward(self.inner[0] + self.inner[1] * t)
 
-    def solve(self, a: jax.Array) -> jax.Array:
+    def solve(self, a: ArrayLike) -> jax.Array:
         """The entry, given the argument."""
         return (self.link.inverse((a - self.outer[0]) / self.outer[1]) - self.inner[0]) / self.inner[1]
 
@@ -194,11 +206,11 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
     """The fields of inexact coordinates: median 0, and 68 % of the rows of a table between -1 and 1."""
     table = np.asarray(table, np.float64)
     moving = np.flatnonzero(np.ptp(table, axis=0) > 0.0)
-    links = {k: _most_normal(table[:, k]) if choose_links else IDENTITY for k in moving}
     columns = [constant(value) for value in table[0]]
     for entry, k in enumerate(moving):
-        columns[k] = Column(links[k], entry)
-    t = np.stack([np.asarray(links[k].inverse(table[:, k])) for k in moving], axis=1)
+        column = _most_normal(table[:, k]) if choose_links else Column(IDENTITY)
+        columns[k] = replace(column, entry=entry)
+    t = np.stack([np.asarray(columns[k].solve(table[:, k])) for k in moving], axis=1)
     low, median, high = np.quantile(t, [0.158655, 0.5, 0.841345], axis=0)
     sd = np.where(high > low, 0.5 * (high - low), t.std(axis=0))
     return {
@@ -250,18 +262,19 @@ def _check(used: Mapping[str, Latent], shown: Mapping[str, list[int]]) -> None:
 
 
 @on_host
-def _most_normal(a: np.ndarray) -> Link:
-    """The identity, exp for positive draws, or expit for draws in the unit interval: whichever fits best.
+def _most_normal(a: np.ndarray) -> Column:
+    """The identity, exp or a softplus for positive draws, or expit for draws in the unit interval: whichever fits best.
 
     Judged by the correlation of the sorted draws on that scale with normal quantiles; the identity unless
-    another is clearly better.
+    another is clearly better. A softplus is linear above its width and exponential below.
     """
-    choices = [IDENTITY]
+    choices = [Column(IDENTITY)]
     if np.all(a > 0.0):
-        choices.append(EXP)
+        widths = np.array(SOFTPLUS_WIDTHS) * np.median(a)
+        choices += [Column(EXP), *(Column(SOFTPLUS, outer=np.array([0.0, width])) for width in widths)]
     if np.all((a > 0.0) & (a < 1.0)):
-        choices.append(EXPIT)
+        choices.append(Column(EXPIT))
     scores = ndtri((np.arange(len(a)) + 0.5) / len(a))
-    fits = [np.corrcoef(np.sort(np.asarray(link.inverse(a))), scores)[0, 1] for link in choices]
+    fits = [np.corrcoef(np.sort(np.asarray(column.solve(a))), scores)[0, 1] for column in choices]
     best = int(np.argmax(fits))
     return choices[best] if fits[best] > fits[0] + 0.01 else choices[0]

@@ -250,6 +250,34 @@ def test_skewed_arguments_are_standardised_on_their_scale():
     assert [column.link.name for column in coordinates.columns] == ["exp", "expit", "identity"]
 
 
+MIDDLES = (np.arange(500) + 0.5) / 500
+POSITIVE = {
+    "half-normal": (dist.HalfNormal(0.3), st.halfnorm(scale=0.3)),
+    "gamma": (dist.Gamma(2.0, 5.0), st.gamma(2.0, scale=0.2)),
+    "exponential": (dist.Exponential(0.1), st.expon(scale=10.0)),
+}
+
+
+def around_a_dose(rng_key, sd, dose):
+    return dose + sd * random.normal(rng_key)
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_a_positive_argument_beside_a_covariate_is_about_normal_down_to_zero(name):
+    prior, same = POSITIVE[name]
+
+    def model(dose, y=None):
+        sd = numpyro.sample("sd", prior)
+        with numpyro.plate("trials", len(dose)):
+            numpyro.sample("y", Simulator(around_a_dose, sd, dose, event_dims=0), obs=y)
+
+    coordinates = Coordinates.from_prior(random.key(0), Problem.read(model, np.linspace(0.0, 4.0, 5, dtype=np.float32)))
+    sd = np.concatenate([[0.0], same.ppf(MIDDLES)])
+    z = coordinates.table(np.stack([sd, np.ones_like(sd)], axis=1))[:, 0]
+    assert np.isfinite(z).all() and np.all(np.diff(z) > 0.0)
+    assert np.corrcoef(z[1:], st.norm().ppf(MIDDLES))[0, 1] > 0.985
+
+
 LINKS = {
     "identity": (lambda t: t, st.norm()),
     "exp": (np.exp, st.norm(0, 2)),
@@ -261,6 +289,7 @@ LINKS = {
     "sqrt": (np.sqrt, st.halfnorm()),
     "log1p": (np.log1p, st.halfnorm(scale=3)),
     "expm1": (np.expm1, st.norm()),
+    "softplus": (lambda t: np.logaddexp(t, 0.0, dtype=t.dtype), st.norm()),
 }
 
 
