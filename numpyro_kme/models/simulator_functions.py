@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_kme._core import checks, compat, solves
+from numpyro_kme._core import checks, compat, processes, solves
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
@@ -270,15 +270,7 @@ class Command:
         command = self._command(int(rng.integers(2**31 - 1)), params)
         with tempfile.TemporaryDirectory(prefix="simulation-") as folder:
             self.write(Path(folder, "params.txt"), *params)
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env={**os.environ, **self.environment},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self.timeout,
-            )
+            done = processes.run(command, self.timeout, cwd=folder, env={**os.environ, **self.environment})
             output = Path(folder, self.output or "printed.txt")
             if self.output is None and done.stdout.strip():
                 output.write_text(done.stdout)
