@@ -11,6 +11,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from threading import Lock
+from typing import Any
 
 GUARD = "while read -r now; do groups=$now; done; kill -s KILL -- $groups"
 """For a shell that is told which groups of processes run, and ends them when nobody can tell it more.
@@ -39,7 +40,7 @@ def run(command: Sequence[str], timeout: float | None, **settings) -> subprocess
     """
     left = min(math.inf if timeout is None else timeout, latest.get() - time.monotonic())
     pipe = subprocess.PIPE
-    how = dict(stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True) | settings
+    how: dict[str, Any] = dict(stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True) | settings
     with subprocess.Popen(command, **how) as program:
         try:
             _note(_groups.add, program.pid)
@@ -75,7 +76,7 @@ def _note(change: Callable[[int], None], group: int) -> None:
 def _guard(process: int):
     """The pipe to a guard of this process, which a fork of it does not share."""
     null = subprocess.DEVNULL
-    how = dict(stdin=subprocess.PIPE, stdout=null, stderr=null, bufsize=0, start_new_session=True)
+    how: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=null, stderr=null, bufsize=0, start_new_session=True)
     guard = subprocess.Popen(["/bin/sh", "-c", GUARD], **how)
     atexit.register(guard.communicate)
     return guard.stdin

@@ -183,11 +183,13 @@ class Plan:
         total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
         x: dict[str, np.ndarray] = {}
         errors: dict[str, np.ndarray] = {}
+        repeated = 0
         with progress.steps("simulating", total, self.progress_bar) as bar:
             for name, site in problem.simulators.items():
                 run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
-                x[name], errors[name] = run.all()
-        return _gathered(draws, x, errors, self.on_failure)
+                x[name], errors[name], repeats = run.all()
+                repeated += int(repeats.sum())
+        return replace(_gathered(draws, x, errors, self.on_failure), repeated=repeated)
 
 
 def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any]:
