@@ -244,7 +244,8 @@ class Command:
         read: `read(path) -> array`, where it gives another output.
         output: Name of the file that the program leaves, where it is another one; `None` reads what it prints.
         environment: Variables added to the environment, such as `{"OMP_NUM_THREADS": "1"}`.
-        timeout: Seconds after which the program is ended; more certain than the time limit of `simulate`.
+        timeout: Seconds for one run of the program, which is then ended with all that it started. Engines and
+            `simulate` have a time limit for one simulation, which may run the program several times.
     Raises:
         RuntimeError: If the program ends with an error or leaves no output, with what it said last and which files it
             left; if its output cannot be read.

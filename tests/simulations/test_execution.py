@@ -375,6 +375,8 @@ def test_repeats_are_remembered(path):
     assert found.repeated == truth.repeated > 0 and found.failures
     assert bank(FRAGILE, 40, **retry, store=path).repeated == bank(FRAGILE, 40, **retry).repeated < truth.repeated
     assert Simulations.from_arviz(kme.Problem.read(FRAGILE), path).repeated == truth.repeated
+    with pytest.raises(StoreError, match="retries: 2 in the store, 0 now"):
+        bank(FRAGILE, 40, on_failure="skip", store=path)
 
 
 def test_another_configuration_is_refused(path):

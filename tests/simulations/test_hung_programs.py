@@ -94,15 +94,13 @@ def test_with_a_worker_that_is_ended(seconds, monkeypatch):
     assert has_ended(seconds)
 
 
-@pytest.mark.parametrize(
-    ("how", "by"), [("here", signal.SIGKILL), ("processes", signal.SIGKILL), ("processes", signal.SIGINT)]
-)
+@pytest.mark.parametrize(("how", "by"), [("here", "SIGKILL"), ("processes", "SIGKILL"), ("processes", "SIGINT")])
 def test_with_the_process_that_simulates(seconds, how, by):
     script = Path(hung_program.__file__)
     process = subprocess.Popen([sys.executable, script, how, seconds], stderr=subprocess.DEVNULL)
     try:
         assert wait_until(lambda: runs(seconds), 60.0)
-        process.send_signal(by)
+        process.send_signal(getattr(signal, by))
         process.wait(20.0)
         assert has_ended(seconds)
     finally:
