@@ -11,7 +11,15 @@ DISPLAYED = re.compile(r"^( *)\$\$((?:(?!\$\$).)+)\$\$ *$", re.M | re.S)
 def setup(app):
     """Come before napoleon, which reads the sections."""
     app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("autodoc-process-signature", signed)
     return {"parallel_read_safe": True}
+
+
+def signed(app, what, name, obj, options, signature, returns):
+    """Functions that are defaults by their names; `...` for what is made anew each time. As they print, Sphinx cannot
+    read them."""
+    short = re.sub(r"<function (\w+)( at 0x\w+)?>", r"\1", signature or "").replace("<factory>", "...")
+    return short or signature, returns
 
 
 def process(app, what, name, obj, options, lines):

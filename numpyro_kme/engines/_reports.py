@@ -233,7 +233,7 @@ def described(
         info["default form"] = f"moves the posterior {_how_far(moved_by_default, 'sd')}"
     if not np.isnan(moved_by_half):
         info["half of the simulations"] = f"move the posterior {_how_far(moved_by_half, 'sd')}"
-    if learnt.simulations.failures:
+    if learnt.simulations.failures or learnt.simulations.repeated:
         info["simulations that failed"] = learnt.simulations.describe_failures()
     info |= drawn.info
     with suppress(ValueError):

@@ -223,7 +223,7 @@ class WeightedEngine(SimulationEngine):
         info |= missing_entries(problem.simulators[problem.site()])
         if (weights < 0).any():
             info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
-        if learnt.simulations.failures:
+        if learnt.simulations.failures or learnt.simulations.repeated:
             info["simulations that failed"] = learnt.simulations.describe_failures()
         far = self._warn_if_out_of_distribution(weigher, found.distances)
         present = with_present_data(replace(learnt.simulations, latents=table.latents), problem)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_kme._core import checks, compat, solves
+from numpyro_kme._core import checks, compat, processes, solves
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
@@ -244,7 +244,8 @@ class Command:
         read: `read(path) -> array`, where it gives another output.
         output: Name of the file that the program leaves, where it is another one; `None` reads what it prints.
         environment: Variables added to the environment, such as `{"OMP_NUM_THREADS": "1"}`.
-        timeout: Seconds after which the program is ended; more certain than the time limit of `simulate`.
+        timeout: Seconds for one run of the program, which is then ended with all that it started. Engines and
+            `simulate` have a time limit for one simulation, which may run the program several times.
     Raises:
         RuntimeError: If the program ends with an error or leaves no output, with what it said last and which files it
             left; if its output cannot be read.
@@ -270,15 +271,7 @@ class Command:
         command = self._command(int(rng.integers(2**31 - 1)), params)
         with tempfile.TemporaryDirectory(prefix="simulation-") as folder:
             self.write(Path(folder, "params.txt"), *params)
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env={**os.environ, **self.environment},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self.timeout,
-            )
+            done = processes.run(command, self.timeout, cwd=folder, env={**os.environ, **self.environment})
             output = Path(folder, self.output or "printed.txt")
             if self.output is None and done.stdout.strip():
                 output.write_text(done.stdout)

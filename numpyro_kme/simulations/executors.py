@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, processes
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.simulations.failures import Failure, SimulationError, limited, raised, timed_out
 
@@ -131,6 +131,9 @@ def run(
     pool = _Spawned(executor) if isinstance(executor, int) else _UsersExecutor(executor)
     try:
         _Run(pool, cloudpickle.dumps(job), row, timeout, report).all(rows)
+    except KeyboardInterrupt:
+        processes.end_all()  # of threads, which wait for them
+        raise
     finally:
         pool.close()
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, processes
 from numpyro_kme._core.display import shown
 from numpyro_kme.kernels.ragged import beyond_end, lengths
 
@@ -153,6 +154,7 @@ def _in_thread(seconds, function, *args):
     future: Future = Future()
 
     def run():
+        processes.latest.set(time.monotonic() + seconds + 1.0)  # so that the time limit comes first
         try:
             future.set_result(function(*args))
         except BaseException as error:

@@ -69,9 +69,9 @@ def simulate(
             `Client.get_executor()`, MPI's), or a number of processes to spawn, which are replaced where one dies or
             hangs. In this process when left out.
         store: A folder, such as `"sims.zarr"`, to write results to as they come. A run that ended early goes on from
-            there; a larger `num_simulations` adds to it; another model, simulator or key is refused, with what differs.
-            A fingerprint sees code, closures, defaults, globals, arrays and the state of objects, and not the files,
-            programs and environment variables that a simulator uses.
+            there; a larger `num_simulations` adds to it; another model, simulator, key or `Retry.times` is refused,
+            with what differs. A fingerprint sees code, closures, defaults, globals, arrays and the state of objects,
+            and not the files, programs and environment variables that a simulator uses.
         version: Of the simulator, such as `2` or `"with drag"`, kept in the store: another one is another simulator,
             where the fingerprint cannot see it. With the same version the store is taken whatever the code, with a
             warning that says what differs.
@@ -183,11 +183,13 @@ class Plan:
         total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
         x: dict[str, np.ndarray] = {}
         errors: dict[str, np.ndarray] = {}
+        repeated = 0
         with progress.steps("simulating", total, self.progress_bar) as bar:
             for name, site in problem.simulators.items():
                 run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
-                x[name], errors[name] = run.all()
-        return _gathered(draws, x, errors, self.on_failure)
+                x[name], errors[name], repeats = run.all()
+                repeated += int(repeats.sum())
+        return replace(_gathered(draws, x, errors, self.on_failure), repeated=repeated)
 
 
 def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Simulations(Saved):
         failed: Latents of the simulations that failed, `{latent: (f, *shape)}`: where in the prior.
         attempted: How many simulations there were with those that failed; 0 if that is not known.
         proposed: How many of them, the last ones, are at latents that were chosen rather than drawn from the prior.
+        repeated: How many attempts failed and were repeated, by `Retry`.
     """
 
     arguments: Arrays
@@ -45,9 +46,11 @@ class Simulations(Saved):
     failed: Arrays = field(default_factory=dict)
     attempted: int = 0
     proposed: int = 0
+    repeated: int = 0
 
     def _card(self) -> Card:
         failed = sum(self.failures.values())
+        told = f"{failed} of {self.attempted or len(self)}, see describe_failures()" if failed else "none"
         return Card(
             f"{len(self):,} simulations",
             {
@@ -55,7 +58,7 @@ class Simulations(Saved):
                 "latents": names_and_shapes(self.latents),
                 "arguments": names_and_shapes(self.arguments),
                 "at": f"draws from the prior; {self.proposed} of them at chosen latents" if self.proposed else "",
-                "failed": f"{failed} of {self.attempted or len(self)}, see describe_failures()" if failed else "none",
+                "failed": told + self._repeated(),
             },
             "KELFI(model, simulations=simulations), save(path)",
         )
@@ -80,6 +83,12 @@ class Simulations(Saved):
             _stacked(self.failed, further.failed) if self.failed and further.failed else self.failed or further.failed,
             begun + (further.attempted or len(further)),
             self.proposed + further.proposed,
+            self.repeated + further.repeated,
+        )
+
+    def _repeated(self) -> str:
+        return f"; {self.repeated} {'attempt was' if self.repeated == 1 else 'attempts were'} repeated" * bool(
+            self.repeated
         )
 
     def describe_failures(self) -> str:
@@ -87,14 +96,15 @@ class Simulations(Saved):
         failed."""
         number, total = sum(self.failures.values()), self.attempted or len(self)
         if not number:
-            return f"none of {total}"
+            return f"none of {total}" + self._repeated()
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
         where = [
             f"{name} {_mean_and_sd(value)} where all others are {_mean_and_sd(self.latents[name])}"
             for name, value in self.failed.items()
             if np.ndim(value) == 1 and len(value)
         ]
-        return f"{number} of {total} ({number / total:.1%}): {reasons}" + (f"; at {', '.join(where)}" if where else "")
+        at = f"; at {', '.join(where)}" if where else ""
+        return f"{number} of {total} ({number / total:.1%}): {reasons}{at}{self._repeated()}"
 
     @classmethod
     def from_table(
@@ -188,7 +198,15 @@ class Simulations(Saved):
         )
         failures = {"failed" if groups["simulations"] else "not finite": int(np.sum(wrong))} if wrong.any() else {}
         failed = {name: value[wrong] for name, value in latents.items()}
-        return replace(found, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=int(np.sum(ran)))
+        repeats = [int(value.sum()) for name, value in groups["simulations"].items() if name.startswith("repeats of ")]
+        return replace(
+            found,
+            index=np.flatnonzero(sound),
+            failures=failures,
+            failed=failed,
+            attempted=int(np.sum(ran)),
+            repeated=sum(repeats),
+        )
 
 
 def _ragged_dims(problem: Problem, site: str) -> int:

@@ -57,12 +57,13 @@ class Run:
         self.keys = fold_in(data_of(child(rng_key, crc32(site.encode()))), np.arange(total))
         self.x = np.zeros((total, *simulator.shape()), dtype_of(simulator))
         self.errors = np.full(total, None, object)
+        self.repeats = np.zeros(total, np.uint32)
         self._failures = 0
         self._unwritten: list[int] = []
         self._written = time.monotonic()
 
-    def all(self) -> tuple[np.ndarray, np.ndarray]:
-        """Outputs `(m, *batch, *event)`, and for each simulation a `Failure` or None."""
+    def all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Outputs `(m, *batch, *event)`; for each simulation a `Failure` or None, and how often it was repeated."""
         rows = self._not_in_store()
         try:
             for attempt in range(self.retries + 1):
@@ -72,7 +73,7 @@ class Run:
                 rows = np.array(sorted(again), int)
         finally:
             self._write()
-        return self.x, self.errors
+        return self.x, self.errors, self.repeats
 
     def _not_in_store(self) -> np.ndarray:
         """Take what the store has; numbers of the simulations that remain."""
@@ -82,6 +83,7 @@ class Run:
         x, errors = self.store.load(self.site)
         pending = self.store.status(self.site)[:total] == PENDING
         self.x[~pending], self.errors[~pending] = x[:total][~pending], errors[:total][~pending]
+        self.repeats[~pending] = self.store.repeats(self.site)[:total][~pending]
         self.bar.update(total - int(pending.sum()))
         failed = np.flatnonzero(self.errors != None)  # noqa: E711
         if self.stops and len(failed):
@@ -101,6 +103,7 @@ class Run:
                 self.errors[row] = outcome
                 failed.append(row)
             else:
+                self.repeats[row] += 1
                 again.append(row)
         self.bar.update(len(sound) + len(failed))
         self._failures += len(failed)
@@ -122,7 +125,7 @@ class Run:
         """Write what has come in."""
         rows, self._unwritten, self._written = self._unwritten, [], time.monotonic()
         if self.store is not None and rows:
-            self.store.write(self.site, rows, self.x[rows], self.errors[rows])
+            self.store.write(self.site, rows, self.x[rows], self.errors[rows], self.repeats[rows])
 
     def _raise(self, row: int) -> NoReturn:
         failure = self.errors[row]

@@ -32,9 +32,10 @@ class Store:
     """Simulations on disk, each row with its status.
 
     Groups `prior` (latents and deterministics) and `prior_predictive` (outputs) are those of ArviZ, with dimensions
-    `(chain, draw, *event)`; `simulations` holds, by site, arguments, status (0 not simulated, 1 done, 2 failed) and
-    kinds of failures. Every file is replaced as a whole, and the status of a row is written after its output: a run
-    that is killed loses what was not written, and nothing else. Everything is numbers: nothing is ever unpickled.
+    `(chain, draw, *event)`; `simulations` holds, by site, arguments, status (0 not simulated, 1 done, 2 failed),
+    kinds of failures, and how often each simulation was repeated, where any was. Every file is replaced as a whole,
+    and the status of a row is written after its output: a run that is killed loses what was not written, and
+    nothing else. Everything is numbers: nothing is ever unpickled.
     """
 
     def __init__(self, path: Path, root):
@@ -184,6 +185,11 @@ class Store:
             errors[i] = Failure(text, "as the store says")
         return self._values("prior_predictive", site), errors
 
+    def repeats(self, site: str) -> np.ndarray:
+        """How often each simulation was repeated because it had failed, `(count,)`."""
+        name = f"repeats of {site}"
+        return self._values("simulations", name) if self._has("simulations", name) else np.zeros(self.count, np.uint32)
+
     def prior(self) -> dict[str, np.ndarray]:
         """Latents and deterministics, `{name: (count, *shape)}`."""
         return {name: self._values("prior", name) for name in self._names("prior")}
@@ -192,7 +198,7 @@ class Store:
         """Arguments of the calls, `(count, *groups, p)`."""
         return self._values("simulations", f"arguments of {site}")
 
-    def write(self, site: str, rows: Sequence[int], x: np.ndarray, errors: np.ndarray) -> None:
+    def write(self, site: str, rows: Sequence[int], x: np.ndarray, errors: np.ndarray, repeats: np.ndarray) -> None:
         """Write what simulations gave, outputs and a `Failure` or None for each row, then that they are there.
 
         Raises:
@@ -212,6 +218,10 @@ class Store:
                 self._put("prior_predictive", site, numbers[~failed], x[~failed])
             if kinds:
                 self._put("simulations", f"failures of {site}", numbers[failed], np.array(kinds, np.uint8))
+            if repeats.any():
+                if not self._has("simulations", f"repeats of {site}"):
+                    self._array("simulations", f"repeats of {site}", (self.count,), repeats.dtype)
+                self._put("simulations", f"repeats of {site}", numbers, repeats)
             self._put("simulations", f"status of {site}", numbers, np.where(failed, FAILED, DONE).astype(np.uint8))
 
     def _put(self, group, name, rows, values) -> None:
@@ -219,6 +229,9 @@ class Store:
 
     def _stored(self, group, name):
         return self._root[group][arviz.file_name(name)]
+
+    def _has(self, group, name) -> bool:
+        return arviz.file_name(name) in self._root[group]
 
     def _names(self, group) -> list[str]:
         known = arviz.names_of(self._root[group].attrs)

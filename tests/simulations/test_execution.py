@@ -275,6 +275,9 @@ def test_retrying_draws_again_given_success():
     found = bank(FRAGILE, 60, on_failure=Retry(20))
     once = bank(FRAGILE, 60, on_failure="skip")
     assert len(found) == 60 and not found.failures
+    assert found.repeated > 60 - len(once) > 5 and once.repeated == 0
+    assert found.describe_failures() == f"none of 60; {found.repeated} attempts were repeated"
+    assert f"none; {found.repeated} attempts were repeated" in str(found)
     np.testing.assert_array_equal(found.x["x"][once.index], once.x["x"])
     with pytest.raises(SimulationError, match="did not converge"):
         bank(FRAGILE, 60, on_failure=Retry(1))
@@ -362,6 +365,18 @@ def test_failures_are_remembered(path):
     assert again.failures == first.failures != {}
     with pytest.raises(SimulationError, match="ArithmeticError"):
         bank(FRAGILE, 40, store=path)
+
+
+def test_repeats_are_remembered(path):
+    retry = dict(on_failure=Retry(2, then="skip"))
+    truth = bank(FRAGILE, 90, **retry)
+    for number in (1, 40, 90, 90):
+        found = bank(FRAGILE, number, **retry, store=path)
+    assert found.repeated == truth.repeated > 0 and found.failures
+    assert bank(FRAGILE, 40, **retry, store=path).repeated == bank(FRAGILE, 40, **retry).repeated < truth.repeated
+    assert Simulations.from_arviz(kme.Problem.read(FRAGILE), path).repeated == truth.repeated
+    with pytest.raises(StoreError, match="retries: 2 in the store, 0 now"):
+        bank(FRAGILE, 40, on_failure="skip", store=path)
 
 
 def test_another_configuration_is_refused(path):
