@@ -1,6 +1,5 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,12 +13,13 @@ from numpyro_kme._core.display import Card, between, numbers, shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics import uniformity
+from numpyro_kme.diagnostics.data_sets import Arguments, data_sets
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.posterior import Posterior, problem_of
-from numpyro_kme.models.problem import Arrays, Problem
-from numpyro_kme.simulations import Simulations, simulate
+from numpyro_kme.models.problem import Arrays
+from numpyro_kme.simulations import Simulations
 
 LEVEL = 0.001
 """An engine whose p-value is below this is not to be trusted; measured by `python -m benchmarks verdict`."""
@@ -52,7 +52,7 @@ class Calibration:
         ranks: `(rank + (1 + ties) u) / (L + 1)` with `u` uniform on (0, 1), which is uniform, `{latent: (N, *shape)}`.
         tarp: The same for TARP, `(N,)`: one number for all latents together.
         truths: The parameters that data were simulated from, `{latent: (N, *shape)}`.
-        data: The data sets, `{site: (N, *event)}`, without what the observation masks.
+        data: The data sets, `{site: (N, *event)}`, without what the observation masks of simulators' outputs.
         refused: How many further data sets the engine refused, as having no posterior. Whether it does depends on the
             data alone, and ranks are uniform given any data, so that leaving them out is fair. Of those data nothing
             is known.
@@ -179,7 +179,7 @@ def calibrate(
     *,
     num_draws: int = 100,
     margin: float = MARGIN,
-    arguments: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]] | None = None,
+    arguments: Arguments | None = None,
     progress_bar: bool = True,
 ) -> Calibration:
     """Check an engine on data simulated from its own model. The engine stays as it is.
@@ -196,12 +196,12 @@ def calibrate(
             than their effective number where draws are alike, as resampled simulations are.
         margin: Errors that are let pass, in posterior standard deviations (`Calibration.tests`); 0 tests exact
             uniformity.
-        arguments: Turns simulated outputs `{site: value}` into keyword arguments of the model; by default each site is
-            passed under its own name.
+        arguments: Turns what was drawn, `{site: value}` for simulators and other observed sites, into keyword arguments
+            of the model; by default each site is passed under its own name.
         progress_bar: Show a bar of the data sets, and none of the engine's own.
     Raises:
-        ValueError: If the model has observed sites that are not simulators, or takes none of its sites as an argument;
-            or if the engine serves one observation alone.
+        ValueError: If the model does not take what it observes as arguments, or has a factor, from which no data can be
+            drawn; or if the engine serves one observation alone.
     """
     checks.key(rng_key)
     checks.whole("num_datasets", num_datasets, 2)
@@ -209,34 +209,13 @@ def calibrate(
     checks.non_negative("margin", margin)
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     trained, problem = engine.trained, problem_of(engine.posterior)
-    checks.require(
-        not problem.likelihoods,
-        f"The sites {list(problem.likelihoods)} are observed and have densities of their own; calibration draws data "
-        "for simulator sites only.",
-    )
-    if arguments is None:
-        missing = [site for site in problem.simulators if site not in problem.kwargs]
-        checks.require(
-            not missing,
-            f"The model was not run with keyword arguments named like its sites {missing}, but with "
-            f"{sorted(problem.kwargs)}. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into "
-            "arguments of the model.",
-        )
     require_served(engine)
     simulate_key, infer_key, choose_key = split(rng_key, 3)
     lost = engine.missing if isinstance(engine, KELFI) else None
-    how: dict[str, Any] = dict(on_failure="skip", missing=lost, progress_bar=False)
-    simulations = simulate(simulate_key, problem, num_datasets, **how)
+    simulations, data, given = data_sets(simulate_key, problem, num_datasets, lost, arguments)
     rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []
-    given = []
-    for j in range(len(simulations)):
-        outputs = {site: _as_observed(np.asarray(value[j]), problem, site) for site, value in simulations.x.items()}
-        made = outputs if arguments is None else arguments(outputs)
-        checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
-        given.append({**problem.kwargs, **made})
-    _require_passed_on(problem, given[0], simulations)
     outcomes = trained.each(infer_key, problem.args, given)  # what they warn of are simulated data
     for j, (posterior, _) in enumerate(progress.progress(outcomes, "calibrating", progress_bar, len(given))):
         if not isinstance(posterior, Posterior):
@@ -255,42 +234,16 @@ def calibrate(
         {name: np.stack(found) for name, found in ranks.items()},
         np.array(tarp),
         {name: np.asarray(simulations.latents[name])[served] for name in ranks},
-        {site: problem.simulators[site].counted(np.asarray(value)[served], 1) for site, value in simulations.x.items()},
+        {site: value[served] for site, value in data.items()},
         refused,
         margin,
     )
-
-
-def _require_passed_on(problem: Problem, given: Mapping[str, Any], simulations: Simulations) -> None:
-    """Raise where the model observes something else than the simulated output that it is given."""
-    observed = problem.with_data(*problem.args, **given).observations
-    for site, value in observed.items():
-        x = np.asarray(simulations.x[site][0])
-        seen = value.shape == x.shape and np.isfinite(x) & np.isfinite(value)  # the others are missing or censored
-        same = value.shape == x.shape and np.allclose(value[seen], x[seen], rtol=1e-4)
-        checks.require(
-            same,
-            f"The model does not observe at {site!r} the simulated output that is passed to it, but "
-            f"{checks.line(value)} where {checks.line(x)} was simulated: it changes its argument before, or observes "
-            "something else. Pass `arguments=lambda x: dict(...)`, which turns simulated outputs into what the model "
-            "takes.",
-        )
 
 
 def require_served(engine: Engine) -> None:
     """Raise an error, before anything is simulated, if an engine serves one observation alone."""
     if isinstance(engine, KELFI):
         engine.trained.learnt.require_amortised()
-
-
-def _as_observed(x: np.ndarray, problem: Problem, site: str) -> np.ndarray:
-    """An output without the entries that were not observed in the engine's own data."""
-    found, simulator = problem.simulators[site], problem.simulators[site].simulator
-    missing = np.isnan(np.asarray(problem.observations[site])) & bool(found.missing)
-    if simulator.bounds is not None:  # by the same limits, each data set on its own
-        low, high = (np.broadcast_to(end, missing.shape) for end in simulator.bounds)
-        missing = np.where(np.isfinite(low) | np.isfinite(high), (low <= x) & (x <= high), missing)
-    return np.where(missing, np.nan, x) if missing.any() else x
 
 
 def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.ndarray]:

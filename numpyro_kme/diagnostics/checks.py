@@ -92,19 +92,22 @@ class MisspecificationTest:
         )
 
 
-def misspecification_test(x: Any, y: Any = None, names: Sequence[str] = ()) -> MisspecificationTest:
+def misspecification_test(
+    x: Any, y: Any = None, names: Sequence[str] = (), *, site: str | None = None
+) -> MisspecificationTest:
     """Test whether `y` can be another row of the simulations `x`.
 
     The distance is Euclidean, to the fifth nearest other simulation, after robust z-scores and arcsinh of each
     statistic, and whitening of their correlations.
 
     Args:
-        x: An engine that has been run, or its posterior, for a model with one simulator site: its simulations at prior
-            draws are compared with its observation, draws along a plate that are alike in order of size. Or simulated
-            outputs from the prior, `(m, *event)`; sort exchangeable draws first.
+        x: An engine that has been run, or its posterior: its simulations at prior draws are compared with its
+            observation, draws along a plate that are alike in order of size. Or simulated outputs from the prior,
+            `(m, *event)`; sort exchangeable draws first.
         y: The observation, `(*event)`, or a dictionary of a number for each of the `names`; by default that of the
             engine. Statistics that are NaN, not observed, are left out, and their `witness` is 1.
         names: Of the statistics, such as `("mean", "max")`; by default those of the engine's simulator, if it has any.
+        site: Which simulator of the engine's model; the only one when left out.
     Cost: `m^2 n` at most.
     """
     checks.require(
@@ -115,7 +118,7 @@ def misspecification_test(x: Any, y: Any = None, names: Sequence[str] = ()) -> M
     )
     if isinstance(x, Engine | Posterior):
         posterior = posterior_of(x)
-        x, observed, labels = _at_site(posterior, problem_of(posterior).site())
+        x, observed, labels = _at_site(posterior, problem_of(posterior).site(site, "by `site=`"))
         y, names = observed if y is None else y, names or labels
     if isinstance(y, Mapping):
         checks.require(

@@ -125,14 +125,13 @@ def _outside(transform, data, y):
     ]
 
 
-def extrapolation_message(site: str, proportion: float, calls: np.ndarray | None = None) -> str:
+def extrapolation_message(site: str, proportion: float, advice: str, calls: np.ndarray | None = None) -> str:
     """The warning of a proportion of draws beyond the simulated parameters of a site, at its `calls` `(k, dims)` with
-    parameters of their own."""
+    parameters of their own, and how to simulate more."""
     places = [", ".join(map(str, place)) for place in ([] if calls is None else calls.tolist()) if place]
     shown = "; ".join(places[:5]) + ("; ..." if len(places) > 5 else "")
     where = f", at {len(places)} of its calls, with covariates or parameters of their own ({shown})" if places else ""
     return (
         f"{proportion:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}{where}, where "
-        "no simulation supports the likelihood. Simulate more, or more rounds at draws of this posterior "
-        "(`num_rounds`, `refine`), or look at the prior."
+        f"no simulation supports the likelihood. {advice} Look at the prior, too."
     )

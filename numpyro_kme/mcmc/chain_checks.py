@@ -21,6 +21,12 @@ from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
 
+AGAIN = "Simulate more, best at these draws (`refine`), and sample again."
+"""What to do about draws of a chain where simulations are too few."""
+
+HINT = "where it warns, `refine` at draws of the chain; else repeat with twice the simulations, and compare"
+"""What to do with a check of a chain."""
+
 
 @shown
 @dataclass(frozen=True)
@@ -44,32 +50,57 @@ class SurrogateCheck:
     location_error: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def _card(self) -> Card:
-        errors = numbers(self.location_error, lead=0)
-        worst = max(errors, key=lambda name: float(errors[name]), default="")
+        worst, error = self._worst
         return Card(
-            "What a chain met at a learnt likelihood: " + ("warnings" if self.findings("") else "nothing to warn of"),
+            "What a chain met at a learnt likelihood: " + _verdict(self.findings("")),
             {
                 "beyond the simulations": f"{self.beyond:.2%} of the evaluations",
                 "negative": f"{self.negative:.2%} of the evaluations",
-                "error of the location": f"moves the mean of {worst} by about {float(errors[worst]):.2g} sd"
-                if worst
-                else "not known",
+                "error of the location": f"moves the mean of {worst} by about {error:.2g} sd" if worst else "not known",
             },
-            "where it warns, `refine` at draws of the chain; else repeat with twice the simulations, and compare",
+            HINT,
         )
+
+    @property
+    def told(self) -> str:
+        """The numbers, in a line."""
+        worst, error = self._worst
+        location = f"{worst} may be off by {error:.2g} sd" if worst else "error of the location not known"
+        return f"{self.beyond:.1%} beyond the simulations, {self.negative:.0%} negative, {location}"
+
+    @property
+    def _worst(self) -> tuple[str, float]:
+        """The number whose mean may be off by most, and by how much; no name where it is not known."""
+        errors = {name: float(value) for name, value in numbers(self.location_error, lead=0).items()}
+        return max(errors.items(), key=lambda one: one[1], default=("", 0.0))
 
     def findings(self, site: str) -> list[str]:
         """What to warn of at a site, and what to do next."""
         found = []
         if self.beyond > self.negligible:
-            found.append(extrapolation_message(site, self.beyond))
+            found.append(extrapolation_message(site, self.beyond, AGAIN))
         if self.negative > 0.05:
             found.append(_negative_message(site, self.negative))
-        errors = {name: float(value) for name, value in numbers(self.location_error, lead=0).items()}
-        worst = max(errors, key=errors.__getitem__, default="")
-        if worst and errors[worst] > UNRESOLVED:
-            found.append(_location_message(site, worst, errors[worst]))
+        worst, error = self._worst
+        if error > UNRESOLVED:
+            found.append(_location_message(site, worst, error))
         return found
+
+
+@shown
+class SurrogateChecks(dict[str, SurrogateCheck]):
+    """A `SurrogateCheck` by site."""
+
+    def _card(self) -> Card:
+        found = [sentence for site, check in self.items() for sentence in check.findings(site)]
+        if len(self) == 1:
+            return next(iter(self.values()))._card()
+        rows = {site: check.told for site, check in self.items()}
+        return Card("What a chain met at learnt likelihoods: " + _verdict(found), rows, HINT)
+
+
+def _verdict(found: list[str]) -> str:
+    return "warnings" if found else "nothing to warn of"
 
 
 def _negative_message(site: str, negative: float) -> str:
@@ -85,14 +116,13 @@ def _location_message(site: str, latent: str, error: float) -> str:
     return (
         f"The simulations do not resolve the posterior of these draws: the learnt location of site {site!r} is known "
         f"there only to an error that moves the mean of {latent} by about {error:.2g} of its standard deviations, "
-        f"where {UNRESOLVED} is usual at most; it may be off by more. Simulate more, best at these draws "
-        "(`refine`), and sample again."
+        f"where {UNRESOLVED} is usual at most; it may be off by more. {AGAIN}"
     )
 
 
 def check_surrogate(
     model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
-) -> dict[str, SurrogateCheck]:
+) -> SurrogateChecks:
     """Look up draws of a `handlers.surrogate` model: beyond the simulations, or where the surrogate is negative.
 
     Args:
@@ -102,7 +132,7 @@ def check_surrogate(
         max_draws: How many draws to look at, evenly spaced.
         **kwargs: Keyword arguments of the model.
     Returns:
-        A `SurrogateCheck` for each site with a learnt likelihood.
+        A dictionary with a `SurrogateCheck` for each site with a learnt likelihood.
     Raises:
         ValueError: If no observed site has a learnt likelihood.
     Warns:
@@ -129,7 +159,7 @@ def check_surrogate(
         bool(found),
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
     )
-    reports = {}
+    reports = SurrogateChecks()
     for name, (arguments, masks, scales, negative) in found.items():
         (fitted, value), mask = observed[name], np.asarray(masks)[0]
         beyond = fitted.beyond(value, arguments, mask)

@@ -100,7 +100,7 @@ class Coordinates:
             ValueError: If no argument depends on a latent, or arguments of prior draws are not finite.
         """
         checks.key(rng_key)
-        site = problem.site(site)
+        site = problem.site(site, "by `site=`")
         draws = problem.draw(rng_key, num_draws)
         table = draws.arguments[site].reshape(-1, draws.arguments[site].shape[-1])
         what = f"the arguments of the simulator at {site!r}"

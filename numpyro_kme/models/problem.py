@@ -4,15 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import random
 from numpyro.distributions import Unit
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.display import Card, brief, names_and_shapes, shown
-from numpyro_kme._core.keys import data_of, fold_in
+from numpyro_kme._core.keys import child, data_of, fold_in
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.models import normalise, reading, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
@@ -119,6 +121,12 @@ class Problem(Recomputed):
         return {name: np.asarray(site.observed) for name, site in self.simulators.items()}
 
     @property
+    def likelihood_observations(self) -> dict[str, np.ndarray]:
+        """What the other likelihoods observe, `{site: (*shape)}`."""
+        trace, _ = self._run({name: latent.value for name, latent in self.latents.items()})
+        return {name: np.asarray(trace[name]["value"]) for name in self.likelihoods}
+
+    @property
     def discrete(self) -> tuple[str, ...]:
         """Names of the latents that are discrete."""
         return tuple(name for name, latent in self.latents.items() if latent.discrete)
@@ -130,12 +138,13 @@ class Problem(Recomputed):
                 discrete_message(name, self.latents[name], f"{who} needs a density in the parameters")
             )
 
-    def site(self, name: str | None = None) -> str:
-        """`name`, checked to be a simulator site; the only one there is if `name` is left out."""
+    def site(self, name: str | None = None, how: str = "") -> str:
+        """`name`, checked to be a simulator site; the only one there is if `name` is left out. `how` says by which
+        argument a caller names it."""
         names = list(self.simulators)
         checks.require(
             name in names or (name is None and len(names) == 1),
-            f"Name one of the model's simulator sites, {names}; got {name!r}.",
+            f"Name one of the model's simulator sites, {names}{how and f', {how}'}; got {name!r}.",
         )
         return names[0] if name is None else name
 
@@ -166,6 +175,20 @@ class Problem(Recomputed):
         """Log density of each observation of the other likelihoods, `{site: (m, *batch)}`, at given latents `{site: (m,
         *shape)}`; masked ones are 0, and scales and factors are left out."""
         return programs.in_blocks(self._pointwise, self._checked(latents))
+
+    def draw_likelihoods(self, rng_key: jax.Array, latents: Arrays) -> dict[str, np.ndarray]:
+        """What the other likelihoods could have observed at given latents `{site: (m, *shape)}`: a draw from the
+        distribution of each, `{site: (m, *shape)}`, where masked elements are as they were observed.
+
+        Raises:
+            ValueError: If one cannot be drawn from, as `numpyro.factor`.
+        """
+        if not self.likelihoods:
+            return {}
+        keys = {name: data_of(child(rng_key, crc32(name.encode()))) for name in self.likelihoods}
+        rows = np.arange(len(next(iter(latents.values()))))
+        words = {name: fold_in(key, rows) for name, key in keys.items()}
+        return programs.in_blocks(self._draw_likelihoods, (words, self._checked(latents)))
 
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site:
@@ -243,6 +266,16 @@ class Problem(Recomputed):
                 return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items() if not isinstance(s["fn"], Unit)}
 
         return self._at(pointwise)
+
+    @cached_property
+    def _draw_likelihoods(self) -> Callable:
+        def draw(rows):
+            words, latents = rows
+            keys = {name: random.wrap_key_data(words[name]) for name in words}
+            trace, _ = self._run(latents, tracing.DrawObserved(keys))
+            return {name: trace[name]["value"] for name in self.likelihoods}
+
+        return Program(jax.vmap(draw))
 
     @cached_property
     def _inside(self) -> Callable:

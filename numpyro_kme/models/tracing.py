@@ -178,6 +178,35 @@ def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, 
     return trace
 
 
+class DrawObserved(Messenger):
+    """Give observed sites draws from their own distributions, of the shape of what is observed; masked elements stay.
+
+    Args:
+        keys: By site.
+    """
+
+    def __init__(self, keys: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def process_message(self, msg):
+        """Draw before the site is scored, and before the sites that depend on it."""
+        if msg["type"] != "sample" or msg["name"] not in self.keys:
+            return
+        fn, seen = msg["fn"], jnp.asarray(msg["value"])
+        checks.require(
+            not isinstance(fn, dist.Unit),
+            f"{msg['name']!r} is a factor (numpyro.factor), from which no data can be drawn: calibrate a model whose "
+            "data all come from simulators and distributions, numpyro.sample(..., obs=).",
+        )
+        batch = jnp.broadcast_shapes(fn.batch_shape, seen.shape[: max(0, seen.ndim - fn.event_dim)])
+        fn = fn if batch == fn.batch_shape else fn.expand(batch)
+        drawn, counts = fn.sample(self.keys[msg["name"]]), compat.mask(fn)
+        if not checks.is_concrete(counts) or not np.all(counts):
+            drawn = jnp.where(counts.reshape(counts.shape + (1,) * (drawn.ndim - counts.ndim)), drawn, seen)
+        msg["value"] = drawn
+
+
 def set_from(names: Collection[str], value: Callable[[str, Distribution], jax.Array]) -> Messenger:
     """A handler that gives latents the values `value(name, prior)`, each prior given the latents before it."""
 

@@ -88,7 +88,7 @@ def learnt(
         A matplotlib figure.
     """
     posterior = learnt_posterior(posterior)
-    site = posterior.problem.site(site)
+    site = posterior.problem.site(site, "by `site=`")
     surrogate = posterior.likelihoods[site].surrogate
     if isinstance(surrogate, StatisticsSurrogate):
         labels = labels or _learnt_names(site, surrogate)
@@ -136,7 +136,7 @@ def statistics(
         A matplotlib figure.
     """
     posterior = learnt_posterior(posterior)
-    site = posterior.problem.site(site)
+    site = posterior.problem.site(site, "by `site=`")
     fitted = posterior.likelihoods[site]
     what = "with learnt statistics, KELFI(..., statistics=...)"
     surrogate: StatisticsSurrogate = checks.instance("posterior", fitted.surrogate, StatisticsSurrogate, what)

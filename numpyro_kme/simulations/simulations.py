@@ -153,7 +153,7 @@ class Simulations(Saved):
         Raises:
             ValueError: If shapes do not fit the model, or `x` has values that are not finite.
         """
-        x = x if isinstance(x, Mapping) else {problem.site(): x}
+        x = x if isinstance(x, Mapping) else {problem.site(None, "by `x={site: ...}`"): x}
         x = {problem.site(name): value for name, value in x.items()}
         x = {n: np.asarray(in_jax_types(as_long(problem.simulators[n].simulator, value))) for n, value in x.items()}
         absent = sorted(set(problem.simulators) - set(x))

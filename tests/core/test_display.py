@@ -15,6 +15,7 @@ import pytest
 import numpyro_kme as kme
 from numpyro_kme._core import display
 from numpyro_kme._core.display import LINES, WIDTH, Card
+from numpyro_kme.mcmc.chain_checks import SurrogateChecks
 
 ROOMS = [room for room in kme.__all__ if inspect.ismodule(getattr(kme, room)) and room != "handlers"]
 
@@ -133,6 +134,7 @@ def used(kelfi):
         "weight": kme.diagnostics.WeightCalibration(1.0, 2.0, 0.9, np.ones(9), np.ones((9, 2)), 50),
         "sensitivity": kme.mcmc.NoiseSensitivity({"a": np.ones(3)}, np.ones(3), np.ones(3)),
         "chain": kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.array([0.1, 0.4])}),
+        "chains": SurrogateChecks({s: kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.ones(2)}) for s in "ab"}),
         "run again": kme.engines.RunAgain(kme.KernelRecursiveABC(model, num_iterations=3)),
         "rejection": kme.abc.rejection_weights(np.arange(100.0)),
         "outside": kme.abc.OutOfDistributionCheck(3.0, 1.0, 0.01),

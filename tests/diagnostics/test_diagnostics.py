@@ -119,6 +119,123 @@ def test_faults_are_flagged_by_the_test_that_is_for_them(fault, test):
         assert ("sd too high" in sentence) == (fault["shift"] > 0)
 
 
+OTHER = 0.9
+
+
+def both(x=None, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+    numpyro.sample("y", dist.Normal(theta, OTHER).to_event(1), obs=y)
+
+
+class WithLikelihood(Conjugate):
+    """Draws from the exact posterior of `both`; or with the likelihood of `y` to a power, or of the `y` of `run`."""
+
+    def __init__(self, power=1.0, stale=False, model=both):
+        Engine.__init__(self, model)
+        self.power, self.stale = power, stale
+
+    def _condition(self, rng_key, problem, simulations):
+        y = np.zeros(2) if self.stale else problem.likelihood_observations["y"]
+        counts = NOISE**-2, self.power * OTHER**-2
+        precision = 1.0 + sum(counts)
+        mean = (counts[0] * problem.observations["x"] + counts[1] * y) / precision
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel())
+        samples = {"theta": mean + rng.normal(size=(200, 2)) / np.sqrt(precision)}
+        return Posterior(engine="Conjugate", samples=samples, problem=problem, simulations=simulations)
+
+
+def calibrated_with_likelihood(number=200, arguments=None, **settings):
+    engine = WithLikelihood(**settings)
+    engine.run(KEY, x=np.zeros(2), y=np.zeros(2))
+    return calibrate(KEY, engine, number, arguments=arguments, progress_bar=False)
+
+
+def test_ordinary_observed_sites_are_drawn_and_passed_on():
+    """The exact posterior passes; the correlation of the data with the truth is that of the model."""
+    found = calibrated_with_likelihood()
+    assert found.p_value > 1e-3
+    errors = found.data["y"] - found.truths["theta"]
+    np.testing.assert_allclose(errors.std(axis=0), OTHER, rtol=4.5 / np.sqrt(400))
+    assert abs(np.corrcoef(errors.T, (found.data["x"] - found.truths["theta"]).T) - np.eye(4)).max() < 4.5 / np.sqrt(
+        200
+    )
+
+
+@pytest.mark.parametrize(
+    "fault, test", [(dict(power=0.0), "data"), (dict(power=4.0), "scale"), (dict(stale=True), "data")]
+)
+def test_faults_of_ordinary_likelihoods_are_flagged(fault, test):
+    """Left out, where ranks alone are uniform; counted four times; and of the observation of `run`, as where a data set
+    is not passed on."""
+    found = calibrated_with_likelihood(**fault)
+    assert found.p_value < 1e-3 and all(found.tests[name][test] < 1e-3 / 11 for name in found.columns)
+
+
+def changed(fn):
+    """The model, with what it observes at `y` changed before."""
+
+    def model(x=None, y=None):
+        both(x, fn(y))
+
+    return model
+
+
+def on_the_data(x=None, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+    numpyro.sample("y", dist.Normal(theta + y.mean(), OTHER).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model, sentence",
+    [
+        (changed(lambda y: 2.0 * y), r"does not observe at 'y'.*Pass `arguments=lambda x"),
+        (changed(lambda y: np.ones(2)), r"does not observe at 'y'.*Pass `arguments=lambda x"),
+        (
+            on_the_data,
+            "distribution of site 'y' changes with the data .* Let it depend on latents and covariates alone",
+        ),
+    ],
+)
+def test_ordinary_sites_that_cannot_be_drawn_or_passed_on_are_told_of(model, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        calibrated_with_likelihood(5, model=model)
+
+
+def test_arguments_undo_what_a_model_does_to_its_data():
+    usual = calibrated_with_likelihood(20)
+    found = calibrated_with_likelihood(20, lambda x: x | {"y": x["y"] / 2.0}, model=changed(lambda y: 2.0 * y))
+    assert np.array_equal(found.data["y"], usual.data["y"]) and np.allclose(found.ranks["theta"], usual.ranks["theta"])
+
+
+def test_a_number_that_a_model_does_not_take_is_told_of():
+    engine = WithLikelihood(model=lambda x=None: both(x, np.zeros(2)))
+    engine.run(KEY, x=np.zeros(2))
+    with pytest.raises(ValueError, match=r"named like its sites \['y'\], but with \['x'\]. Let what it observes be"):
+        calibrate(KEY, engine, 5, progress_bar=False)
+
+
+def test_an_engine_for_two_simulators_and_a_count_is_checked():
+    """What the card of the engine recommends."""
+
+    def model(a=None, b=None, n=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("a", kme.Simulator(noisy, theta), obs=a)
+        numpyro.sample("b", kme.Simulator(noisy, -theta), obs=b)
+        numpyro.sample("n", dist.Poisson(jnp.exp(theta)), obs=n)
+
+    kelfi = kme.KELFI(model, 150, num_rounds=1, num_samples=200, progress_bar=False)
+    kelfi.run(KEY, a=0.3, b=-0.2, n=1)
+    assert "diagnostics.check(rng_key, engine)" in repr(kelfi)
+    found = check(KEY, kelfi, 8, progress_bar=False)
+    assert set(found.calibration.data) == {"a", "b", "n"} and len(found.calibration.tarp) == 8
+    assert found.misspecification["b"].p_value == misspecification_test(kelfi, site="b").p_value
+    assert max(map(len, repr(found.surrogate).splitlines())) <= 80 and "b  " in repr(found.surrogate)
+    with pytest.raises(ValueError, match=r"sites, \['a', 'b'\], by `site=`; got None"):
+        misspecification_test(kelfi)
+
+
 def test_findings_say_by_how_much():
     """Normal scores of known mean and sd: the truth 0.5 sd above, posteriors twice as wide, a third too narrow."""
     even = stats.norm.ppf((np.arange(400) + 0.5) / 400)

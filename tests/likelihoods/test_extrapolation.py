@@ -132,7 +132,7 @@ def test_a_draw_beyond_a_bound_is_noticed_in_every_place(learnt):
     draws = dict(zip(("theta1", "width", "rate"), arguments.T, strict=True))
     smodel = kme.handlers.surrogate(queue_model, {"x": fitted})
     with pytest.warns(
-        UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"
+        UserWarning, match=r"50.00% of the posterior draws lie beyond .* of site 'x'.*more, best at these draws"
     ):
         assert kme.mcmc.check_surrogate(smodel, draws, x)["x"].beyond == 0.5
 
@@ -323,6 +323,9 @@ def test_parameters_far_from_the_simulations_are_reported(far):
     """Every draw is beyond, and the run says so."""
     engine, (warning,) = far
     assert "of the posterior draws lie beyond the simulated parameters of site 'x'" in warning
+    rounds = "Simulate more (`num_simulations`), or `refine` at draws of this posterior."
+    alone = "Simulate more, or for this observation alone in rounds around its posterior: pass num_rounds=5"
+    assert (rounds if engine.posterior.simulations.proposed else alone) in warning
     assert "% of the draws lie beyond the simulated parameters" in engine.posterior.info["parameters"]
     inside, outside = np.zeros((1, 2)), np.full((1, 2), 3.0)
     assert engine.posterior.beyond({"mean": np.concatenate([inside, outside])}).tolist() == [False, True]

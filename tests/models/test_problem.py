@@ -191,6 +191,46 @@ def test_naming_a_site(problem):
         Problem.read(two_sites).site()
 
 
+def with_other_sites(x=None, counts=None, sums=None, twice=None):
+    log_rate = numpyro.sample("log_rate", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", Simulator(total, log_rate, 1.0, 0.0), obs=x)
+    with numpyro.plate("days", 3), numpyro.handlers.mask(mask=np.array([True, False, True])):
+        numpyro.sample("counts", dist.Poisson(jnp.exp(log_rate)), obs=counts)
+    sums = numpyro.sample(
+        "sums", dist.MultivariateNormal(log_rate * jnp.ones(2), jnp.diag(jnp.array([1.0, 4.0]))), obs=sums
+    )
+    numpyro.sample("twice", dist.Normal(2.0 * sums[0], 0.1), obs=twice)  # three draws, under no plate
+
+
+def test_other_likelihoods_are_drawn_from_their_own_distributions():
+    """Their moments at a given latent; each draw and site has a key of its own, and sites depend on those before."""
+    problem = Problem.read(with_other_sites, np.zeros(2), np.array([1, 7, 2]), np.zeros(2), np.zeros(3))
+    assert {n: v.tolist() for n, v in problem.likelihood_observations.items()} == {
+        "counts": [1, 7, 2], "sums": [0, 0], "twice": [0, 0, 0],
+    }  # fmt: skip
+    at = {"log_rate": np.full(4000, 0.5, np.float32)}
+    found = problem.draw_likelihoods(random.key(3), at)
+    counts, sums, twice = (found[name] for name in ("counts", "sums", "twice"))
+    assert counts.shape == (4000, 3) and sums.shape == (4000, 2) and twice.shape == (4000, 3)
+    rate, few = np.exp(0.5), np.sqrt(4000)
+    assert (counts[:, 1] == 7).all() and (counts == np.round(counts)).all()
+    np.testing.assert_allclose(counts[:, [0, 2]].mean(0), rate, atol=4.5 * np.sqrt(rate) / few)
+    np.testing.assert_allclose(counts[:, [0, 2]].var(0), rate, rtol=0.15)
+    np.testing.assert_allclose(sums.mean(0), 0.5, atol=9 / few)
+    np.testing.assert_allclose(sums.std(0), [1.0, 2.0], rtol=5 / few)
+    np.testing.assert_allclose((twice - 2.0 * sums[:, :1]).std(0), 0.1, rtol=5 / few)
+    columns = np.concatenate([counts[:, [0, 2]], sums, twice - 2.0 * sums[:, :1]], axis=1)
+    assert np.abs(np.corrcoef(columns.T) - np.eye(7)).max() < 5 / few
+    again = problem.draw_likelihoods(random.key(3), {"log_rate": at["log_rate"][:70]})
+    assert all(np.array_equal(again[name], found[name][:70]) for name in found)
+    assert Problem.read(two_sites).draw_likelihoods(random.key(3), {"theta": np.zeros(2)}) == {}
+
+
+def test_a_factor_is_not_drawn(problem, draws):
+    with pytest.raises(ValueError, match=r"'penalty' is a factor \(numpyro.factor\), from which no data can be drawn"):
+        problem.draw_likelihoods(random.key(0), draws.latents)
+
+
 def test_a_missing_observation_is_named():
     with pytest.raises(ValueError, match="simulator site 'y' is not observed: pass its observation"):
         Problem.read(two_sites, x=jnp.zeros(2)).observations  # noqa: B018

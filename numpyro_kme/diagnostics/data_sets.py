@@ -1,0 +1,91 @@
+"""Data sets at draws from the prior, where the truth is known, and the arguments that pass them to the model."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_kme._core import checks
+from numpyro_kme.models.problem import Arrays, Problem
+from numpyro_kme.simulations import SimulatedMissing, Simulations, simulate
+
+Arguments = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
+
+
+def data_sets(
+    rng_key: jax.Array, problem: Problem, number: int, missing: SimulatedMissing | None, arguments: Arguments | None
+) -> tuple[Simulations, dict[str, np.ndarray], list[dict[str, Any]]]:
+    """Draw every observed site: simulators by simulation, others from their own distributions.
+
+    Args:
+        rng_key: The only source of randomness.
+        problem: The model, as it was run.
+        number: Of data sets; fewer where simulations fail.
+        missing: As of the engine.
+        arguments: As in `calibrate`.
+    Returns:
+        The simulations with the parameters, what was drawn and is not masked, `{site: (N, *event)}`, and keyword
+        arguments of the model for each data set.
+    """
+    first = {name: latent.value[None] for name, latent in problem.latents.items()}
+    problem.draw_likelihoods(rng_key, first)  # which refuses what cannot be drawn before anything is simulated
+    if arguments is None:
+        absent = [site for site in (*problem.simulators, *problem.likelihoods) if site not in problem.kwargs]
+        checks.require(
+            not absent,
+            f"The model was not run with keyword arguments named like its sites {absent}, but with "
+            f"{sorted(problem.kwargs)}. Let what it observes be arguments of it, named like its sites, or pass "
+            "`arguments=lambda x: dict(...)`, which turns what was drawn at the sites into arguments of the model.",
+        )
+    simulations = simulate(rng_key, problem, number, on_failure="skip", missing=missing, progress_bar=False)
+    others = problem.draw_likelihoods(rng_key, simulations.latents)
+    given = []
+    for j in range(len(simulations)):
+        drawn = {site: _as_observed(np.asarray(value[j]), problem, site) for site, value in simulations.x.items()}
+        drawn |= {site: value[j] for site, value in others.items()}
+        made = drawn if arguments is None else arguments(drawn)
+        checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
+        given.append({**problem.kwargs, **made})
+    again = problem.with_data(*problem.args, **given[0])
+    _require_passed_on(again, {site: value[0] for site, value in (*simulations.x.items(), *others.items())})
+    _require_drawn_alike(rng_key, again, simulations.latents, others)
+    data = {site: problem.simulators[site].counted(np.asarray(value), 1) for site, value in simulations.x.items()}
+    return simulations, data | others, given
+
+
+def _require_passed_on(again: Problem, drawn: Arrays) -> None:
+    """Raise where the model `again` observes something else than what was drawn for it."""
+    for site, value in (again.observations | again.likelihood_observations).items():
+        x = np.asarray(drawn[site])
+        seen = value.shape == x.shape and np.isfinite(x) & np.isfinite(value)  # the others are missing or censored
+        same = value.shape == x.shape and np.allclose(value[seen], x[seen], rtol=1e-4)
+        checks.require(
+            same,
+            f"The model does not observe at {site!r} the simulated output or draw that is passed to it, but "
+            f"{checks.line(value)} where {checks.line(x)} was drawn: it changes its argument before, or observes "
+            "something else. Pass `arguments=lambda x: dict(...)`, which turns what was drawn into what the model "
+            "takes.",
+        )
+
+
+def _require_drawn_alike(rng_key: jax.Array, again: Problem, latents: Arrays, others: Arrays) -> None:
+    """Raise where the distribution of a site depends on the data that were passed to the model."""
+    first = {name: np.asarray(value)[:1] for name, value in latents.items()}
+    for site, value in again.draw_likelihoods(rng_key, first).items():
+        checks.require(
+            np.allclose(value[0], others[site][0], rtol=1e-4, equal_nan=True),
+            f"The distribution of site {site!r} changes with the data that are passed to the model, so that no data "
+            "sets can be drawn from it. Let it depend on latents and covariates alone, or put the whole into a "
+            "simulator.",
+        )
+
+
+def _as_observed(x: np.ndarray, problem: Problem, site: str) -> np.ndarray:
+    """An output without the entries that were not observed in the engine's own data."""
+    found, simulator = problem.simulators[site], problem.simulators[site].simulator
+    missing = np.isnan(np.asarray(problem.observations[site])) & bool(found.missing)
+    if simulator.bounds is not None:  # by the same limits, each data set on its own
+        low, high = (np.broadcast_to(end, missing.shape) for end in simulator.bounds)
+        missing = np.where(np.isfinite(low) | np.isfinite(high), (low <= x) & (x <= high), missing)
+    return np.where(missing, np.nan, x) if missing.any() else x
