@@ -1,18 +1,21 @@
 """How far a posterior moves under other likelihoods learnt from the same simulations: of the default form where it has
-the published one, and from half of the simulations."""
+the published one, and from half of the simulations; and what the other half confirms of the latter."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.engines import _rounds
 from numpyro_kme.engines._sampling import Drawn, LearntModel
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import systematic
 
@@ -21,6 +24,36 @@ FEWEST = 10
 
 HALVED = 40
 """Of fewer simulations a half teaches too little to be compared with."""
+
+NEAREST, STEPS = 200, 8
+"""Held-out simulations nearest to the posterior, and steps from the parameters of each, that are looked at."""
+
+
+class Half(NamedTuple):
+    """What half of the simulations teach, and the others.
+
+    Attributes:
+        likelihood: Learnt from half of the simulations.
+        z, x: Coordinates `(m, D)` and outputs `(m, *event)` of the others.
+    """
+
+    likelihood: FittedLikelihood
+    z: np.ndarray
+    x: np.ndarray
+
+
+@saveable
+class Confirmed(NamedTuple):
+    """Proportion of the information that a likelihood claims which held-out simulations confirm, and its standard
+    error; NaN where it is not known."""
+
+    proportion: float = np.nan
+    error: float = np.nan
+
+    @property
+    def at_most(self) -> float:
+        """What the proportion may be, two standard errors above."""
+        return self.proportion + 2.0 * self.error
 
 
 def default_form(form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> FittedLikelihood | None:
@@ -32,16 +65,17 @@ def default_form(form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> 
         return fit_likelihood(theta, x, **how)
 
 
-def of_half(form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> FittedLikelihood | None:
+def of_half(form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> Half | None:
     """The likelihood of the default form from half of the simulations, at random, where it is that of all of them, and
     all statistics that vary over these vary over the half."""
     if len(theta) < HALVED or not isinstance(form, ResidualKernelMeans | None):
         return None
-    rows = np.random.default_rng(0).permutation(len(theta))[: len(theta) // 2]
+    rows, others = np.split(np.random.default_rng(0).permutation(len(theta)), [len(theta) // 2])
     if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
         return None
     with checks.collected_warnings():
-        return fit_likelihood(theta[rows], x[rows], form=form, **how)
+        learnt = fit_likelihood(theta[rows], x[rows], form=form, **how)
+    return Half(learnt, learnt.coordinates.table(theta[others]), x[others])
 
 
 def moved(
@@ -74,3 +108,45 @@ def moved(
         return np.inf
     rows = systematic(np.random.default_rng(0), weights, len(weights))
     return _rounds.moved(drawn.latents, {name: value[rows] for name, value in drawn.latents.items()})
+
+
+def confirmed(halves: Mapping[str, Half], drawn: Drawn) -> Confirmed:
+    r"""The least over the sites of what held-out simulations confirm of the information that a likelihood claims.
+
+    At the parameters of a simulation that a right likelihood has not seen, its mean curvature is its mean squared slope
+    (the second Bartlett identity). With $l(z) = \log q(x_j \mid z)$ and steps `d` as posterior draws differ,
+
+    $$ \frac{\sum_j 2 l(z_j) - l(z_j + d) - l(z_j - d)}{\sum_j (l(z_j + d) - l(z_j - d))^2 / 4} $$
+
+    is about 1, or above where the likelihood has several modes or is wider than it could be. It is below 1 where slopes
+    are errors of what was learnt, as of statistics that nearly follow from one another: a posterior is then about the
+    root of it as wide as it should be.
+
+    Reference: White (1982), Econometrica 50, the information matrix test.
+    """
+    found = [_confirmed(half, drawn.coordinates[site]) for site, half in halves.items()]
+    return min((one for one in found if np.isfinite(one.proportion)), default=Confirmed())
+
+
+def _confirmed(half: Half, draws: np.ndarray) -> Confirmed:
+    surrogate, dim = half.likelihood.surrogate, half.z.shape[1]
+    draws = draws.reshape(len(draws), -1, dim)
+    spread = np.cov(draws.reshape(-1, dim), rowvar=False).reshape(dim, dim)
+    if not isinstance(surrogate, ResidualSurrogate) or np.linalg.matrix_rank(spread) < dim:
+        return Confirmed()
+    root = np.linalg.inv(np.linalg.cholesky(spread))
+    near = np.argsort(np.square((half.z - draws.mean(axis=(0, 1))) @ root.T).sum(axis=1))[:NEAREST]
+    rng, (number, groups) = np.random.default_rng(0), draws.shape[:2]
+    first, second = rng.integers(number, size=(2, STEPS, len(near)))
+    group = rng.integers(groups, size=(STEPS, len(near)))
+    steps = (draws[first, group] - draws[second, group]) / np.sqrt(2.0)
+    points = half.z[near] + np.concatenate([np.zeros_like(steps[:1]), steps, -steps])
+    with solves.one_blas_thread:
+        logs = surrogate.at_rows(half.x[near].astype(np.float64)).log_densities(points)
+    up, down = logs[0] - logs[1 : STEPS + 1], logs[0] - logs[STEPS + 1 :]
+    curvature, squares = (up + down).mean(axis=0), np.square(0.5 * (up - down)).mean(axis=0)
+    if not squares.any():
+        return Confirmed()
+    proportion = curvature.sum() / squares.sum()
+    left = curvature - proportion * squares
+    return Confirmed(float(proportion), float(left.std() * np.sqrt(len(left)) / squares.sum()))

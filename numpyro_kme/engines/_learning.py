@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.engines import _forms, _simulations
+from numpyro_kme.engines._comparison import Half
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.models.coordinates import Coordinates
@@ -29,7 +30,7 @@ class LearntLikelihoods(NamedTuple):
         measures: The prior of each simulator's coordinates.
         history: For each round, how many simulations it made and how far it moved the posterior.
         default: Likelihoods of the default form, with which those of the published form are compared; empty for others.
-        half: Likelihoods learnt from half of the simulations, with which those of the default form are compared.
+        half: What half of the simulations teach, with which likelihoods of the default form are compared.
         amortised: Whether they serve every observation: no round simulated where the posterior of one is.
         one_round: Why the engine made one round, where it chose to; otherwise empty.
     """
@@ -39,7 +40,7 @@ class LearntLikelihoods(NamedTuple):
     measures: Mapping[str, Measure]
     history: tuple[tuple[int, float], ...]
     default: Mapping[str, FittedLikelihood] = {}
-    half: Mapping[str, FittedLikelihood] = {}
+    half: Mapping[str, Half] = {}
     amortised: bool = True
     one_round: str = ""
 
@@ -82,7 +83,7 @@ class Learning:
 
     def others(
         self, rng_key: jax.Array, problem: Problem, learnt: LearntLikelihoods, learn: Callable[..., Any]
-    ) -> dict[str, FittedLikelihood]:
+    ) -> dict[str, Any]:
         """What `learn` finds from the same simulations, for the sites where it finds something."""
         found = {}
         for site, fitted in learnt.likelihoods.items():

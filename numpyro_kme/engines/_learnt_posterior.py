@@ -15,6 +15,7 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, standard_normal
 from numpyro_kme.engines import _sampling
+from numpyro_kme.engines._comparison import Confirmed
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
@@ -45,6 +46,8 @@ class LearntPosterior(Posterior):
             for other forms.
         moved_by_half: How far, in standard deviations, half of the simulations move a posterior of the default form:
             about what it may be off by, since so few were made; NaN for other forms.
+        confirmed: Proportion of the information that the likelihood claims which held-out simulations confirm, and its
+            standard error; NaN for other forms.
     """
 
     problem: Problem = field(repr=False)
@@ -58,6 +61,7 @@ class LearntPosterior(Posterior):
     in_tails: Mapping[str, float] = field(repr=False)
     moved_by_default: float = field(repr=False)
     moved_by_half: float = field(repr=False)
+    confirmed: Confirmed = field(repr=False)
 
     def _with(self, problem: Problem) -> Self:
         """With the model, also in coordinates that are found by it."""

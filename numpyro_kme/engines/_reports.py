@@ -10,6 +10,7 @@ from scipy import special
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.engines._comparison import Confirmed
 from numpyro_kme.engines._learning import LearntLikelihoods
 from numpyro_kme.engines._learnt_posterior import LearntPosterior, beyond_by_call, observation
 from numpyro_kme.engines._sampling import Drawn
@@ -33,6 +34,9 @@ COARSE = 0.4
 UNSURE = 0.5
 """A posterior that half of the simulations move by more standard deviations is warned of."""
 
+CONFIRMED = 0.5
+"""A likelihood of whose information held-out simulations surely confirm a smaller proportion is warned of."""
+
 
 def warn_of(posterior: LearntPosterior) -> None:
     """Warn of draws beyond the simulated parameters, and of too few simulations near them, at the end: a round that
@@ -50,6 +54,8 @@ def warn_of(posterior: LearntPosterior) -> None:
         checks.warn(_coarse_message(posterior.moved_by_default, len(posterior.simulations)))
     if posterior.moved_by_half > UNSURE and not unresolved(posterior):
         checks.warn(_unsure_message(posterior.moved_by_half, posterior.simulations, posterior.problem))
+    if posterior.confirmed.at_most < CONFIRMED:
+        checks.warn(_overconfident_message(posterior.confirmed.proportion))
     for site in unresolved(posterior):
         calls = prod(posterior.problem.simulators[site].simulator.batch_shape)
         checks.warn(_unresolved_message(site, calls, posterior.location_error[site], posterior.simulations))
@@ -189,6 +195,16 @@ def _unsure_message(moved: float, simulations: Simulations, problem: Problem) ->
     )
 
 
+def _overconfident_message(proportion: float) -> str:
+    """The warning of a likelihood that claims more information than held-out simulations confirm."""
+    return (
+        f"Simulations that were held out confirm {max(proportion, 0.0):.0%} of the information that the likelihood "
+        f"claims: standard deviations of the posterior may be {np.sqrt(max(proportion, 0.0)):.2g} times what they "
+        "should be. Statistics that nearly follow from one another are one cause. Give fewer statistics, or let one be "
+        "learnt for each parameter, `statistics=SemiAutomaticStatistics()`; more simulations help where they are few."
+    )
+
+
 def _more(simulations: Simulations) -> str:
     """What to do where there are too few simulations."""
     if simulations.proposed:
@@ -208,6 +224,7 @@ def described(
     errors: Mapping[str, float],
     moved_by_default: float,
     moved_by_half: float,
+    confirmed: Confirmed,
 ) -> dict[str, Any]:
     """What a person reads; of the learnt `priors` too."""
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
@@ -234,6 +251,9 @@ def described(
         info["default form"] = f"moves the posterior {_how_far(moved_by_default, 'sd')}"
     if not np.isnan(moved_by_half):
         info["half of the simulations"] = f"move the posterior {_how_far(moved_by_half, 'sd')}"
+    if not np.isnan(confirmed.proportion):
+        share = f"{max(confirmed.proportion, 0.0):.0%}" if confirmed.at_most < 1.0 else "all"
+        info["held-out simulations"] = f"confirm {share} of the information that the likelihood claims"
     if learnt.simulations.failures or learnt.simulations.repeated:
         info["simulations that failed"] = learnt.simulations.describe_failures()
     info |= drawn.info

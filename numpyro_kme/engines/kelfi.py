@@ -320,9 +320,11 @@ class KELFI(SimulationEngine):
             for name, f in learnt.likelihoods.items()
         }
         errors = location_errors(problem, learnt.likelihoods, drawn)
+        halves = {site: half.likelihood for site, half in learnt.half.items()}
         default, half = (
-            _comparison.moved(problem, learnt.likelihoods, others, drawn) for others in (learnt.default, learnt.half)
+            _comparison.moved(problem, learnt.likelihoods, others, drawn) for others in (learnt.default, halves)
         )
+        confirmed = _comparison.confirmed(learnt.half, drawn)
         priors = measures if self.learn_prior else {}
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
@@ -334,8 +336,9 @@ class KELFI(SimulationEngine):
             in_tails=in_tails(problem, {**learnt.likelihoods, **learnt.default}, drawn),
             moved_by_default=default,
             moved_by_half=half,
+            confirmed=confirmed,
             info={
-                **described(problem, learnt, priors, drawn, extrapolated, errors, default, half),
+                **described(problem, learnt, priors, drawn, extrapolated, errors, default, half, confirmed),
                 **_rounds.described(learnt.history, self.min_change),
             },
             problem=problem,
