@@ -178,8 +178,58 @@ def test_draws_whose_shape_changes_ask_for_more_and_what_is_learnt_well_does_not
     assert engine.posterior.moved_by_half > 0.5 and "move the posterior" in engine.info["half of the simulations"]
     usual = alarms(model(lines, 2), np.array([0.5, -1.0]), 1000, 0)[0]
     assert usual.posterior.moved_by_half < 0.3
+    assert usual.posterior.confirmed.at_most > 0.9
+    assert usual.info["held-out simulations"].startswith("confirm")
     few = alarms(model(lines, 1), np.zeros(1), 30, 0)[0]
     assert np.isnan(few.posterior.moved_by_half) and "half of the simulations" not in few.info
+    assert np.isnan(few.posterior.confirmed.proportion) and "held-out simulations" not in few.info
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_held_out_simulations_confirm_the_information_of_noise_that_is_right(factor, rng):
+    """A normal whose noise is taken for `1 / factor` of what it is claims `factor^2` as much information."""
+    z, further = rng.normal(size=(2, 2000, 2))
+    fitted = kme.fit_likelihood(z, z + 0.3 * rng.normal(size=z.shape))
+    x = further + factor * 0.3 * rng.normal(size=further.shape)
+    half = _comparison.Half(fitted, fitted.coordinates.table(further), x)
+    draws = fitted.coordinates.table(0.3 * rng.normal(size=(500, 2)))
+    found = _comparison._confirmed(half, draws)
+    assert 0.0 < found.error < 0.15
+    assert abs(found.proportion - factor**-2) < 4.0 * found.error + 0.05
+
+
+def ornstein_uhlenbeck(rng_key, log_rate, mean, log_sd):
+    """Two dozen statistics of a path that nearly follow from one another."""
+
+    def step(x, noise):
+        x = x + 0.1 * jnp.exp(log_rate) * (mean - x) + jnp.sqrt(0.1) * jnp.exp(log_sd) * noise
+        return x, x
+
+    path = jax.lax.scan(step, 0.0, jax.random.normal(rng_key, (150,)))[1]
+    change = jnp.diff(path)
+    first = [path.mean(), jnp.log(path.std()), jnp.log(change.std()), path[0], path[-1], path.max(), path.min()]
+    lags = [
+        jnp.corrcoef(p[:-k], p[k:])[0, 1]
+        for p, ks in ((path, (1, 2, 3, 5, 10, 20, 30)), (change, (1, 3, 10, 30)))
+        for k in ks
+    ]
+    return jnp.stack([*first, jnp.median(path), *lags, *path.reshape(5, 30).mean(axis=1)])
+
+
+def series(x=None):
+    log_rate = numpyro.sample("log_rate", dist.Normal(0.0, 0.5))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    log_sd = numpyro.sample("log_sd", dist.Normal(-0.5, 0.5))
+    numpyro.sample("x", kme.Simulator(ornstein_uhlenbeck, log_rate, mean, log_sd), obs=x)
+
+
+def test_statistics_that_follow_from_one_another_are_warned_of():
+    """Standard deviations come out at a half to four fifths of those given the whole path."""
+    x = ornstein_uhlenbeck(jax.random.key(5), 0.3, 0.5, -0.7)
+    engine = kme.KELFI(series, 1000, progress_bar=False)
+    with pytest.warns(UserWarning, match="held out confirm"):
+        engine.run(jax.random.key(0), x=x)
+    assert "of the information" in engine.info["held-out simulations"]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import numpyro_kme as kme
 from numpyro_kme import plots
 from numpyro_kme.diagnostics import Calibration, PredictiveCheck, uniformity
 from numpyro_kme.engines import LearntPosterior
+from numpyro_kme.engines._comparison import Confirmed
 from numpyro_kme.plots import _style
 
 matplotlib.use("Agg")
@@ -59,7 +60,7 @@ def engine():
     none = dict(
         likelihoods={}, measures={}, learn_prior=False, drawn=None, extrapolated={}, location_error={}, in_tails={}
     )
-    none |= dict(moved_by_default=np.nan, moved_by_half=np.nan)
+    none |= dict(moved_by_default=np.nan, moved_by_half=np.nan, confirmed=Confirmed())
     return Known(engine="Known", samples=draws, problem=problem, simulations=simulations, **none)
 
 
