@@ -34,6 +34,8 @@ class Simulations(Saved):
         failed: Latents of the simulations that failed, `{latent: (f, *shape)}`: where in the prior.
         attempted: How many simulations there were with those that failed; 0 if that is not known.
         proposed: How many of them, the last ones, are at latents that were chosen rather than drawn from the prior.
+        near: The observation near whose posterior an engine chose these, `{site: (*batch, *event)}`; empty where none
+            did.
     """
 
     arguments: Arrays
@@ -45,6 +47,7 @@ class Simulations(Saved):
     failed: Arrays = field(default_factory=dict)
     attempted: int = 0
     proposed: int = 0
+    near: Arrays = field(default_factory=dict)
 
     def _card(self) -> Card:
         failed = sum(self.failures.values())
@@ -80,7 +83,25 @@ class Simulations(Saved):
             _stacked(self.failed, further.failed) if self.failed and further.failed else self.failed or further.failed,
             begun + (further.attempted or len(further)),
             self.proposed + further.proposed,
+            further.near or self.near,
         )
+
+    def warn_unless_near(self, observations: Arrays) -> None:
+        """Warn where an engine chose latents near the posterior of another observation; entries that are NaN in either
+        are let pass."""
+        for site, near in self.near.items():
+            value = observations[site]
+            if np.shape(value) == np.shape(near):
+                seen = ~(np.isnan(value) | np.isnan(near))
+                if np.allclose(value[seen], near[seen], rtol=1e-5):
+                    continue
+            checks.warn(
+                f"Of the {len(self)} `simulations` {self.proposed} were made in rounds near the posterior of the "
+                f"observation {checks.line(near)}, and now site {site!r} has {checks.line(value)}: few of them may be "
+                "where this one's posterior is, which may then come out too wide. Leave `simulations` out, so that "
+                "`KELFI` makes rounds for this observation, or give some at prior draws alone (num_rounds=1), which "
+                "serve every observation."
+            )
 
     def describe_failures(self) -> str:
         """How many simulations failed, why, and where: means and standard deviations of scalar latents, all and
