@@ -490,7 +490,7 @@ def test_numbers_along_plates_are_named_by_their_place_in_these(size, names, exp
     simulations = kme.simulate(KEY, problem, 20, progress_bar=False)
     found = Posterior(engine="none", samples={"theta": np.zeros(3)}, problem=problem, simulations=simulations)
     test = misspecification_test(found)
-    assert list(test.names) == expected and f"{expected[0]} (" in str(test) and "statistic" not in str(test)
+    assert list(test.names) == expected and f"{expected[0]} (" in str(test) and "statistic " not in str(test)
 
 
 def one_draw(rng_key, loc, log_sd):
