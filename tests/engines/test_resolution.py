@@ -1,6 +1,7 @@
 """Warnings of a posterior that is not resolved, in the tails or coarse: hits, false alarms, and what they say to do."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ from scipy import stats
 
 import numpyro_kme as kme
 from benchmarks.helpers.sbi_models import TASKS
-from numpyro_kme.engines import _comparison
+from numpyro_kme.engines import _comparison, _reports
 
 SAID = "simulations do not resolve this posterior"
 
@@ -141,6 +142,31 @@ def draws_of_two(x=None):
     weight = numpyro.sample("weight", dist.Beta(2.0, 2.0))
     with numpyro.plate("draws", 40):
         numpyro.sample("x", kme.Simulator(two_means, mean, weight), obs=x)
+
+
+def test_the_remedy_says_how_many_and_rounds_only_where_the_engine_makes_them():
+    """By plates: none, alike, and with a missing entry of one; and whether rounds were made."""
+
+    def of(size, event=()):
+        def plates(x=None):
+            theta = numpyro.sample("theta", dist.Normal(jnp.zeros(event), 1.0).to_event(len(event)))
+            with numpyro.plate("n", size):
+                numpyro.sample("x", kme.Simulator(lines, theta), obs=x)
+
+        return plates
+
+    bank = kme.Simulations.from_table(np.zeros((300, 1)), np.zeros((300, 1)))
+    made, read = replace(bank, proposed=100), kme.Problem.read
+    single = read(model(lines, 1), x=np.zeros(1))
+    assert _reports._more(bank, single).startswith("Simulate more (`num_simulations`), such as 600, or for this obs")
+    assert "num_rounds" not in _reports._more(made, single) and "`refine`" in _reports._more(made, single)
+    alike = _reports._more(bank, read(of(60), x=np.zeros(60)))
+    assert "100 for each of 60 calls along plates, 6,000 in all" in alike and "num_rounds=5" in alike
+    assert "such as 600" in _reports._more(bank, read(of(3), x=np.zeros(3)))  # which are as many as the rule has
+    gap = np.where(np.arange(120).reshape(60, 2) == 0, np.nan, 0.0)
+    assert _reports._more(bank, read(of(60, (2,)), x=gap)) == "Simulate more (`num_simulations`), such as 600."
+    unsure = _reports._unsure_message(0.7, bank, read(of(60), x=np.zeros(60)))
+    assert unsure.endswith("where the model cannot make the draws: `kme.diagnostics.misspecification_test` tells.")
 
 
 def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
