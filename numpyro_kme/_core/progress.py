@@ -1,6 +1,7 @@
 """Progress of what takes long: bars where the number of steps is known, else phases with the time they take."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
+from tqdm.asyncio import tqdm_asyncio
 from tqdm.auto import tqdm
 
 PATIENCE, EVERY = 1.0, 0.5
@@ -50,16 +52,30 @@ def progress_bars_allowed() -> bool:
     return not _inside_a_loop.get() and "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
 
 
+def _moves() -> bool:
+    """Whether a bar can move, in a notebook or a terminal; elsewhere, as in a file, there is one line for each."""
+    return tqdm is not tqdm_asyncio or sys.stderr.isatty()
+
+
+def _bar(description: str, shown: bool, values: Iterable | None = None, total: int | None = None) -> tqdm:
+    """A bar if it is to be `shown`, and may be; where it cannot move, a line in its place."""
+    shown = shown and progress_bars_allowed()
+    moves = shown and _moves()
+    if shown and not moves:
+        print(f"{description}: {total}" if total else description, file=sys.stderr, flush=True)
+    return tqdm(values, desc=description, total=total, disable=not moves)
+
+
 def progress(values: Iterable, description: str, shown: bool, total: int | None = None) -> Iterable:
     """The values one by one, with a progress bar if it is to be `shown`, and may be; `total` where they do not say how
     many they are."""
-    return tqdm(values, desc=description, total=total, disable=not (shown and progress_bars_allowed()))
+    return _bar(description, shown, values, total)
 
 
 @contextmanager
 def steps(description: str, total: int, shown: bool) -> Iterator[tqdm]:
     """A bar of so many steps, to be updated within."""
-    with tqdm(total=total, desc=description, disable=not (shown and progress_bars_allowed())) as bar:
+    with _bar(description, shown, total=total) as bar:
         token = _phase.set(None if bar.disable else _Phase(description, bar))
         try:
             yield bar
@@ -88,6 +104,9 @@ def phase(description: str, shown: bool) -> Iterator[None]:
 def _show(here: _Phase, done: Event) -> None:
     """A line with the time, until it is done; none of a short phase."""
     if done.wait(PATIENCE):
+        return
+    if not _moves():
+        print(here.name, file=sys.stderr, flush=True)
         return
     with tqdm(bar_format="{desc} [{elapsed}]", desc=here.name) as bar:
         bar.start_t -= PATIENCE

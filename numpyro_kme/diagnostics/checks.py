@@ -24,6 +24,7 @@ from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.sites import SimulatorSite
 
 QUANTILES = 30
 """Numbers that many draws along a plate are compared by."""
@@ -86,7 +87,7 @@ class MisspecificationTest:
                 "p-value": self._limit,
                 "distance": f"log {self.score:.3g}; {low:.3g} to {high:.3g} among {len(self.scores):,} simulations",
                 "most unlike": ", ".join(f"{kind}{name} ({p:.2g})" for name, p in worst),
-                "": f"p-values of single statistics, of {len(self.witness)}: some are small by chance",
+                "": f"p-values of single numbers, of {len(self.witness)}: some are small by chance",
             },
             "plots.predictive draws the observation among simulations; `by_statistic` has all of them",
         )
@@ -171,7 +172,17 @@ def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, t
     y = found.counted(np.asarray(problem.observations[site]))
     if found.simulator.batch_shape and found.alike and not found.simulator.ragged:
         return _in_order(x, y, found.simulator)
+    if found.simulator.batch_shape and not found.simulator.ragged:
+        return x, y, _by_call(found)
     return x, y, found.simulator.labels if found.single else ()
+
+
+def _by_call(site: SimulatorSite) -> tuple[str, ...]:
+    """Names of the numbers of calls along plates: where the call stands, and the name or place of the number in it."""
+    shape, labels = site.simulator.event_shape, site.simulator.labels
+    each = labels or [f"[{','.join(map(str, index))}]" if index else "" for index in np.ndindex(*shape)]
+    calls = (",".join(map(str, index)) for index in np.argwhere(site.mask))
+    return tuple(f"call[{call}]{' ' * bool(labels)}{one}" for call in calls for one in each)
 
 
 def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:

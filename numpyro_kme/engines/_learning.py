@@ -48,12 +48,10 @@ class LearntLikelihoods(NamedTuple):
         """Raise an error unless they serve every observation."""
         checks.require(
             self.amortised,
-            f"The likelihood was learnt for the observation of `run`: of {len(self.simulations)} simulations "
-            f"{self.simulations.proposed} were made where a posterior is. For another observation call `run` again; "
-            "with `KELFI(model, simulations=engine.posterior.simulations)` it makes no new ones, which is enough where "
-            "that posterior lies among these. Or learn from simulations at prior draws alone (num_rounds=1, and no "
-            "others given), which serve every observation (`condition`, `diagnostics.check` and "
-            "`diagnostics.calibrate`).",
+            "Run an engine with num_rounds=1 for this, whose simulations are at prior draws alone and serve every "
+            "observation; or `run` again for one other observation. The likelihood was learnt for the observation of "
+            f"`run`: of {len(self.simulations)} simulations {self.simulations.proposed} were made where a posterior "
+            "is.",
         )
 
 

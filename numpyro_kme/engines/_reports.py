@@ -57,8 +57,8 @@ def warn_of(posterior: LearntPosterior) -> None:
     if posterior.confirmed.at_most < CONFIRMED:
         checks.warn(_overconfident_message(posterior.confirmed.proportion))
     for site in unresolved(posterior):
-        calls = prod(posterior.problem.simulators[site].simulator.batch_shape)
-        checks.warn(_unresolved_message(site, calls, posterior.location_error[site], posterior.simulations))
+        found = site, posterior.location_error[site], posterior.simulations, posterior.problem
+        checks.warn(_unresolved_message(*found))
 
 
 def unresolved(posterior: LearntPosterior) -> list[str]:
@@ -173,25 +173,25 @@ def _coarse_message(moved: float, simulations: int) -> str:
     )
 
 
-def _unresolved_message(site: str, calls: int, error: float, simulations: Simulations) -> str:
+def _unresolved_message(site: str, error: float, simulations: Simulations, problem: Problem) -> str:
     """The warning of a location that is not known well enough at the draws."""
+    calls = prod(problem.simulators[site].simulator.batch_shape)
     return (
         f"The {len(simulations)} simulations do not resolve this posterior: the location of site {site!r} "
         f"{f'counts {calls} times' if calls > 1 else 'bends'}, and is known there only to an error that moves the "
         f"posterior mean by about {error:.2g} of its standard deviations, where {UNRESOLVED} is usual at most; the "
-        f"posterior may be off by more, and too wide. {_more(simulations)}"
+        f"posterior may be off by more, and too wide. {_more(simulations, problem)}"
     )
 
 
 def _unsure_message(moved: float, simulations: Simulations, problem: Problem) -> str:
     """The warning of a posterior that other simulations would move."""
     several = any(prod(at.simulator.batch_shape) > 1 for at in problem.simulators.values())
-    model = "A model that cannot make the draws shows so too: ask `kme.diagnostics.misspecification_test` first. "
+    test = " This does not help where the model cannot make the draws: `kme.diagnostics.misspecification_test` tells."
     return (
         f"The posterior depends on which {len(simulations)} simulations were made: learnt from half of them it moves "
         f"{_how_far(moved)} (a mean, or a log standard deviation), and from all of them it may be off by about as "
-        "much. "
-        f"{model if several else ''}{_more(simulations)}"
+        f"much. {_more(simulations, problem)}{test if several else ''}"
     )
 
 
@@ -205,13 +205,25 @@ def _overconfident_message(proportion: float) -> str:
     )
 
 
-def _more(simulations: Simulations) -> str:
+EACH = 100
+"""So many simulations for each call along plates whose calls are alike are enough, as a rule of thumb."""
+
+
+def _more(simulations: Simulations, problem: Problem) -> str:
     """What to do where there are too few simulations."""
+    alike = all(at.alike for at in problem.simulators.values())
+    calls = max(prod(at.simulator.batch_shape) for at in problem.simulators.values())
+    enough = EACH * calls
+    how = f"such as {2 * len(simulations):,}"
+    if alike and calls > 1 and enough > len(simulations):
+        how = f"by a rule of thumb {EACH} for each of {calls} calls along plates, {enough:,} in all"
     if simulations.proposed:
-        return "Simulate more (`num_simulations`), or `refine` at draws of this posterior."
+        return f"Simulate more (`num_simulations`), {how}, or `refine` at draws of this posterior."
+    if not alike and calls > 1:
+        return f"Simulate more (`num_simulations`), {how}."
     return (
-        "Simulate more, or for this observation alone in rounds around its posterior: pass num_rounds=5; where "
-        "simulations or a `store` are given, `refine` at its draws."
+        f"Simulate more (`num_simulations`), {how}, or for this observation alone in rounds around its posterior: pass "
+        "num_rounds=5; where simulations or a `store` are given, `refine` at its draws."
     )
 
 

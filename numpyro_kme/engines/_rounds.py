@@ -161,8 +161,11 @@ def is_narrow(draws: Latents, prior: Latents) -> bool:
     return False
 
 
-VARYING = "calls along plates differ in parameters or in what is known of them, and are more than numbers to infer"
-"""Why there is one round."""
+VARYING = (
+    "calls along plates have parameters, covariates, limits or missing entries (NaN) of their own. Where a warning "
+    "asks for more, simulate more; num_rounds=5 makes rounds all the same"
+)
+"""Why there is one round, where such calls are more than numbers to infer."""
 
 
 def why_prior(first: int, repeated: bool) -> str:

@@ -170,6 +170,7 @@ class KELFI(SimulationEngine):
         one = repeated and not all(site.alike for site in problem.simulators.values())
         first, *later = _rounds.sizes(self.plan.num_simulations, 1 if one else self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
+        simulations.warn_unless_near(_observations(problem))
         why = self._one_round or _rounds.VARYING * one
         learnt = self._learn(fit_key, problem, simulations)._replace(one_round=why)
         posterior = self._posterior(sample_key, problem, learnt)
@@ -239,7 +240,7 @@ class KELFI(SimulationEngine):
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
         """Simulate at further latents, learn from all simulations, and sample again."""
         problem = posterior.problem
-        further = self.plan.simulate_at(simulate_key, problem, latents)
+        further = replace(self.plan.simulate_at(simulate_key, problem, latents), near=_observations(problem))
         amortised = learnt.amortised
         learnt = self._learn(fit_key, problem, learnt.simulations.joined(further), learnt.history)
         after = self._posterior(sample_key, problem, learnt)
@@ -349,3 +350,8 @@ class KELFI(SimulationEngine):
             drawn=drawn,
             extrapolated=extrapolated,
         )
+
+
+def _observations(problem: Problem) -> dict[str, np.ndarray]:
+    """Those of all sites."""
+    return {site: observation(problem, site) for site in problem.simulators}

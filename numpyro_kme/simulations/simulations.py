@@ -35,6 +35,8 @@ class Simulations(Saved):
         attempted: How many simulations there were with those that failed; 0 if that is not known.
         proposed: How many of them, the last ones, are at latents that were chosen rather than drawn from the prior.
         repeated: How many attempts failed and were repeated, by `Retry`.
+        near: The observation near whose posterior an engine chose these, `{site: (*batch, *event)}`; empty where none
+            did.
     """
 
     arguments: Arrays
@@ -47,6 +49,7 @@ class Simulations(Saved):
     attempted: int = 0
     proposed: int = 0
     repeated: int = 0
+    near: Arrays = field(default_factory=dict)
 
     def _card(self) -> Card:
         failed = sum(self.failures.values())
@@ -84,12 +87,30 @@ class Simulations(Saved):
             begun + (further.attempted or len(further)),
             self.proposed + further.proposed,
             self.repeated + further.repeated,
+            further.near or self.near,
         )
 
     def _repeated(self) -> str:
         return f"; {self.repeated} {'attempt was' if self.repeated == 1 else 'attempts were'} repeated" * bool(
             self.repeated
         )
+
+    def warn_unless_near(self, observations: Arrays) -> None:
+        """Warn where an engine chose latents near the posterior of another observation; entries that are NaN in either
+        are let pass."""
+        for site, near in self.near.items():
+            value = observations[site]
+            if np.shape(value) == np.shape(near):
+                seen = ~(np.isnan(value) | np.isnan(near))
+                if np.allclose(value[seen], near[seen], rtol=1e-5):
+                    continue
+            checks.warn(
+                f"Of the {len(self)} `simulations` {self.proposed} were made in rounds near the posterior of the "
+                f"observation {checks.line(near)}, and now site {site!r} has {checks.line(value)}: few of them may be "
+                "where this one's posterior is, which may then come out too wide. Leave `simulations` out, so that "
+                "`KELFI` makes rounds for this observation, or give some at prior draws alone (num_rounds=1), which "
+                "serve every observation."
+            )
 
     def describe_failures(self) -> str:
         """How many simulations failed, why, and where: means and standard deviations of scalar latents, all and

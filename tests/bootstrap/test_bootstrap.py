@@ -362,6 +362,7 @@ class Ridge(WeightedObjective):
 def test_compiling_is_said(monkeypatch, capsys, loss):
     for name in ("CI", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(progress, "_moves", lambda: True)
     objective = loss.objective(np.linspace(-1.0, 1.0, 5), SCALAR)
     problems = newton.Problems(objective, SCALAR.draw_nodes(jax.random.key(0), 8, 1), full_data(objective))
     with progress.steps("bootstrapping", 1, True):

@@ -16,6 +16,7 @@ def terminal(monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(progress, "PATIENCE", 0.05)
     monkeypatch.setattr(progress, "EVERY", 0.05)
+    monkeypatch.setattr(progress, "_moves", lambda: True)
     return lambda: capsys.readouterr().err
 
 
@@ -73,3 +74,17 @@ def test_an_error_inside_a_phase_ends_it(terminal):
         time.sleep(0.3)
     said = terminal()
     assert "failing" not in said and "next" in said
+
+
+def test_in_a_file_each_bar_and_phase_is_one_line(terminal, monkeypatch):
+    monkeypatch.undo()
+    for name in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    assert not progress._moves()
+    with progress.phase("learning", True):
+        time.sleep(0.2)
+    with progress.phase("short", True), progress.steps("simulating", 3, True) as bar:
+        bar.update(3)
+    assert list(progress.progress(iter(range(3)), "conditioning", True)) == [0, 1, 2]
+    assert terminal() == "learning\nsimulating: 3\nconditioning\n"

@@ -583,6 +583,33 @@ def test_the_observation_of_an_engine_is_compared_with_its_prior_draws(rng):
         misspecification_test(dataclasses.replace(found, simulations=None))
 
 
+@pytest.mark.parametrize(
+    "size, names, expected",
+    [
+        ((), None, ["call[0,0]", "call[1,0]", "call[1,2]"]),
+        ((1,), ("a",), ["call[0,0] a", "call[1,0] a", "call[1,2] a"]),
+        ((1, 1), None, ["call[0,0][0,0]", "call[1,0][0,0]", "call[1,2][0,0]"]),
+    ],
+)
+def test_numbers_along_plates_are_named_by_their_place_in_these(size, names, expected):
+    """Of trials with arguments of their own, two by three, of which some are masked."""
+
+    def trial(rng_key, theta, dose):
+        return theta * dose + jax.random.normal(rng_key, size)
+
+    def trials(x=None):
+        theta, dose = numpyro.sample("theta", dist.Normal(0.0, 1.0)), jnp.arange(6.0).reshape(2, 3)
+        with numpyro.plate("rows", 2, dim=-2), numpyro.plate("columns", 3, dim=-1):
+            simulator = kme.Simulator(trial, theta, dose, event_dims=0, names=names)
+            numpyro.sample("x", simulator.mask(np.array([[1, 0, 0], [1, 0, 1]], bool)), obs=x)
+
+    problem = kme.Problem.read(trials, x=np.zeros((2, 3, *size)))
+    simulations = kme.simulate(KEY, problem, 20, progress_bar=False)
+    found = Posterior(engine="none", samples={"theta": np.zeros(3)}, problem=problem, simulations=simulations)
+    test = misspecification_test(found)
+    assert list(test.names) == expected and f"{expected[0]} (" in str(test) and "statistic " not in str(test)
+
+
 def one_draw(rng_key, loc, log_sd):
     return loc + jnp.exp(log_sd) * jax.random.normal(rng_key)
 

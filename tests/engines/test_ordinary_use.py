@@ -110,6 +110,18 @@ def test_a_dictionary_for_a_simulator_without_names():
         nearest(model, x={"mean": 1.0})
 
 
+@pytest.mark.parametrize("names", [("mean", "sd"), ()])
+@pytest.mark.parametrize("form", [kme.ResidualKernelMeans(), kme.KernelMeans()])
+def test_a_learnt_likelihood_asks_for_the_numbers_of_a_dictionary_in_its_order(rng, names, form):
+    theta = rng.normal(size=(40, 1))
+    fitted = kme.fit_likelihood(theta, theta + rng.normal(size=(40, 2)), names=names, form=form)
+    order = r", \['mean', 'sd'\]: jnp" if names else "dictionary: jnp"
+    for use in (fitted(0.5).log_prob, fitted(0.5).observing, lambda x: numpyro.sample("x", fitted(0.5), obs=x)):
+        with pytest.raises(TypeError, match=order), numpyro.handlers.trace() as trace:
+            use({"sd": 1.0, "mean": 0.0})
+            trace["x"]["fn"].log_prob(trace["x"]["value"])
+
+
 def of_data(x):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     numpyro.deterministic("residual", x - theta)

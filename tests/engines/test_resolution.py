@@ -14,8 +14,7 @@ from scipy import stats
 
 import numpyro_kme as kme
 from benchmarks.helpers.sbi_models import TASKS
-from numpyro_kme.engines import _comparison
-from numpyro_kme.engines._reports import warn_of
+from numpyro_kme.engines import _comparison, _reports
 
 SAID = "simulations do not resolve this posterior"
 
@@ -145,6 +144,31 @@ def draws_of_two(x=None):
         numpyro.sample("x", kme.Simulator(two_means, mean, weight), obs=x)
 
 
+def test_the_remedy_says_how_many_and_rounds_only_where_the_engine_makes_them():
+    """By plates: none, alike, and with a missing entry of one; and whether rounds were made."""
+
+    def of(size, event=()):
+        def plates(x=None):
+            theta = numpyro.sample("theta", dist.Normal(jnp.zeros(event), 1.0).to_event(len(event)))
+            with numpyro.plate("n", size):
+                numpyro.sample("x", kme.Simulator(lines, theta), obs=x)
+
+        return plates
+
+    bank = kme.Simulations.from_table(np.zeros((300, 1)), np.zeros((300, 1)))
+    made, read = replace(bank, proposed=100), kme.Problem.read
+    single = read(model(lines, 1), x=np.zeros(1))
+    assert _reports._more(bank, single).startswith("Simulate more (`num_simulations`), such as 600, or for this obs")
+    assert "num_rounds" not in _reports._more(made, single) and "`refine`" in _reports._more(made, single)
+    alike = _reports._more(bank, read(of(60), x=np.zeros(60)))
+    assert "100 for each of 60 calls along plates, 6,000 in all" in alike and "num_rounds=5" in alike
+    assert "such as 600" in _reports._more(bank, read(of(3), x=np.zeros(3)))  # which are as many as the rule has
+    gap = np.where(np.arange(120).reshape(60, 2) == 0, np.nan, 0.0)
+    assert _reports._more(bank, read(of(60, (2,)), x=gap)) == "Simulate more (`num_simulations`), such as 600."
+    unsure = _reports._unsure_message(0.7, bank, read(of(60), x=np.zeros(60)))
+    assert unsure.endswith("where the model cannot make the draws: `kme.diagnostics.misspecification_test` tells.")
+
+
 def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
     """Against quadrature of the posterior from the same half, in one dimension, at five observations of one engine."""
     engine = kme.KELFI(model(lines, 1), 60, num_rounds=1, num_samples=4000, progress_bar=False)
@@ -235,10 +259,10 @@ def test_statistics_that_follow_from_one_another_claim_more_than_is_confirmed():
     assert f"{posterior.confirmed.proportion:.0%} of the information" in engine.info["held-out simulations"]
     few = replace(posterior, confirmed=_comparison.Confirmed(0.25, 0.05), moved_by_half=0.0)
     with pytest.warns(UserWarning, match="confirm 25% of .* may be 0.5 times"):
-        warn_of(few)
+        _reports.warn_of(few)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of(replace(few, confirmed=_comparison.Confirmed(0.45, 0.05)))
+        _reports.warn_of(replace(few, confirmed=_comparison.Confirmed(0.45, 0.05)))
 
 
 @pytest.mark.slow

@@ -101,6 +101,22 @@ def test_the_engine_chooses_rounds_where_the_posterior_is_narrow(monkeypatch):
             use()
 
 
+def test_simulations_of_rounds_are_warned_of_where_another_observation_is_given(rounds, tmp_path, recwarn):
+    """Kept in a file, too; not for the same observation, nor where some of it is missing."""
+    rounds.posterior.simulations.save(tmp_path / "simulations.kme")
+    loaded = kme.Simulations.load(tmp_path / "simulations.kme")
+    again = kme.KELFI(narrow, simulations=loaded, progress_bar=False)
+    again.run(jax.random.key(4), x=np.array([FAR]))
+    loaded.warn_unless_near({"x": np.array([np.nan])})
+    said = "Of the 60 `simulations` 40 were made in rounds near the posterior of the observation"
+    assert not [w for w in recwarn if said in str(w.message)]
+    with pytest.warns(UserWarning, match=said):
+        again.run(jax.random.key(4), x=np.array([0.5]))
+    for other in (np.array([0.5]), np.zeros(2)):
+        with pytest.warns(UserWarning, match="now site 'x' has"):
+            loaded.warn_unless_near({"x": other})
+
+
 def test_simulations_of_rounds_that_are_given_again_serve_one_observation(rounds):
     given = run(60, simulations=rounds.posterior.simulations)
     with pytest.raises(ValueError, match="of 60 simulations 40 were made where a posterior is"):

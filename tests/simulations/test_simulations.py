@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
+from numpyro_kme._core import progress
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import SimulationError, Simulations, simulate
@@ -271,6 +272,7 @@ def test_tables_that_do_not_fit_are_explained(problem, call, sentence):
 def test_the_progress_bar_counts_and_is_quiet_under_ci(problem, capsys, monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setattr(progress, "_moves", lambda: True)
     simulate(random.key(0), problem, 70)
     assert "simulating: 100%" in (bar := capsys.readouterr().err) and "140/140" in bar
     simulate(random.key(0), problem, 2, progress_bar=False)
