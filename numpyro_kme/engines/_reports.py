@@ -46,7 +46,7 @@ def warn_of(posterior: LearntPosterior) -> None:
         if proportion > fitted.negligible:
             by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
             far = np.argwhere(by_call > fitted.negligible)
-            checks.warn(extrapolation_message(site, proportion, _more(posterior.simulations), far))
+            checks.warn(extrapolation_message(site, proportion, _more(posterior.simulations, posterior.problem), far))
     for site, share in posterior.in_tails.items():
         if share > IN_TAILS:
             checks.warn(_tails_message(site, share, posterior.problem.simulators[site]))
