@@ -2,6 +2,7 @@
 the published one, and from half of the simulations; and what the other half confirms of the latter."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,12 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.engines import _rounds
 from numpyro_kme.engines._sampling import Drawn, LearntModel
-from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.base import Form, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
+from numpyro_kme.likelihoods.summaries.base import OfStatistics, StatisticsSurrogate
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import systematic
 
@@ -34,10 +36,13 @@ class Half(NamedTuple):
 
     Attributes:
         likelihood: Learnt from half of the simulations.
-        z, x: Coordinates `(m, D)` and outputs `(m, *event)` of the others.
+        surrogate: The same, as a likelihood of `x`.
+        z, x: Coordinates `(m, D)` and outputs `(m, *event)` of the others, or statistics `(m, n)` where these are
+            learnt, each without the simulation that it is of.
     """
 
     likelihood: FittedLikelihood
+    surrogate: Surrogate
     z: np.ndarray
     x: np.ndarray
 
@@ -56,18 +61,23 @@ class Confirmed(NamedTuple):
         return self.proportion + 2.0 * self.error
 
 
-def default_form(form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> FittedLikelihood | None:
-    """The likelihood of the default form where it answers the same question: beside the published form, with kernels of
-    its own that it learns. The other has given the warnings of the simulations."""
+def default_form(
+    fitted: FittedLikelihood, form: Form | None, theta: np.ndarray, x: np.ndarray, **how
+) -> FittedLikelihood | None:
+    """The likelihood of the default form where it answers the same question as the `fitted` one: beside the published
+    form, with kernels of its own that it learns. The other has given the warnings of the simulations."""
     if not isinstance(form, KernelMeans) or form.data_kernel is not None or form.hyperparameters is not None:
         return None
     with checks.collected_warnings():
         return fit_likelihood(theta, x, **how)
 
 
-def of_half(form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> Half | None:
-    """The likelihood of the default form from half of the simulations, at random, where it is that of all of them, and
-    all statistics that vary over these vary over the half."""
+def of_half(fitted: FittedLikelihood, form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> Half | None:
+    """The likelihood of the default form from half of the simulations, at random, where the `fitted` one is that of all
+    of them, and all statistics that vary over these vary over the half. Statistics that were learnt stay."""
+    whole = fitted.surrogate
+    if isinstance(form, OfStatistics) and isinstance(whole, StatisticsSurrogate):
+        form, x, how = form.form, np.asarray(whole.simulated), how | dict(y=None, names=())
     if len(theta) < HALVED or not isinstance(form, ResidualKernelMeans | None):
         return None
     rows, others = np.split(np.random.default_rng(0).permutation(len(theta)), [len(theta) // 2])
@@ -75,7 +85,10 @@ def of_half(form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> Half 
         return None
     with checks.collected_warnings():
         learnt = fit_likelihood(theta[rows], x[rows], form=form, **how)
-    return Half(learnt, learnt.coordinates.table(theta[others]), x[others])
+    z, half = learnt.coordinates.table(theta[others]), learnt
+    if isinstance(whole, StatisticsSurrogate):
+        half = replace(fitted, surrogate=replace(whole, inner=learnt.surrogate), simulated=learnt.simulated)
+    return Half(half, learnt.surrogate, z, x[others])
 
 
 def moved(
@@ -129,7 +142,7 @@ def confirmed(halves: Mapping[str, Half], drawn: Drawn) -> Confirmed:
 
 
 def _confirmed(half: Half, draws: np.ndarray) -> Confirmed:
-    surrogate, dim = half.likelihood.surrogate, half.z.shape[1]
+    surrogate, dim = half.surrogate, half.z.shape[1]
     draws = draws.reshape(len(draws), -1, dim)
     spread = np.cov(draws.reshape(-1, dim), rowvar=False).reshape(dim, dim)
     if not isinstance(surrogate, ResidualSurrogate) or np.linalg.matrix_rank(spread) < dim:

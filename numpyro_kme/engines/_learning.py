@@ -87,7 +87,7 @@ class Learning:
         for site, fitted in learnt.likelihoods.items():
             theta, x = _simulations.training_table(rng_key, learnt.simulations, problem, site)
             how = _how(problem, site, fitted.coordinates, learnt.measures[site])
-            found[site] = learn(self._form_of(problem, site), theta, x, **how)
+            found[site] = learn(fitted, self._form_of(problem, site), theta, x, **how)
         return {site: other for site, other in found.items() if other is not None}
 
     def _form_of(self, problem: Problem, site: str) -> Form | None:

@@ -217,7 +217,7 @@ def test_held_out_simulations_confirm_the_information_of_noise_that_is_right(fac
     z, further = rng.normal(size=(2, 2000, 2))
     fitted = kme.fit_likelihood(z, z + 0.3 * rng.normal(size=z.shape))
     x = further + factor * 0.3 * rng.normal(size=further.shape)
-    half = _comparison.Half(fitted, fitted.coordinates.table(further), x)
+    half = _comparison.Half(fitted, fitted.surrogate, fitted.coordinates.table(further), x)
     draws = fitted.coordinates.table(0.3 * rng.normal(size=(500, 2)))
     found = _comparison._confirmed(half, draws)
     assert 0.0 < found.error < 0.15
