@@ -67,6 +67,22 @@ def test_posterior_is_near_the_exact_one(kelfi):
     assert_near(kelfi.trained.condition(KEY, x=OTHER).samples, OTHER)
 
 
+def test_half_of_the_simulations_is_compared_with_the_same_statistics(kelfi):
+    """The likelihood of the half is that of the statistics of its simulations, each learnt without it."""
+    learnt, half = kelfi.trained.learnt, kelfi.trained.learnt.half["x"]
+    rows, others = np.split(np.random.default_rng(0).permutation(400), [200])
+    simulated = np.asarray(learnt.likelihoods["x"].surrogate.simulated)
+    theta = np.asarray(learnt.simulations.arguments["x"]).reshape(400, -1)
+    coordinates = learnt.likelihoods["x"].coordinates
+    same = kme.fit_likelihood(theta[rows], simulated[rows], coordinates=coordinates)
+    z, y = coordinates.table(theta[:5]), half.likelihood.surrogate.transformed(np.asarray(X)[None])[0]
+    np.testing.assert_allclose(
+        half.likelihood.surrogate.at(X).log_densities(z), same.surrogate.at(y).log_densities(z), rtol=1e-5, atol=1e-4
+    )
+    np.testing.assert_array_equal(half.x, simulated[others])
+    assert kelfi.posterior.moved_by_half < 0.5 and kelfi.posterior.confirmed.at_most > 0.7
+
+
 def test_what_was_learnt_is_named(kelfi, capsys):
     kelfi.print_summary()
     printed = capsys.readouterr().out
