@@ -12,6 +12,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
+from numpyro_kme._core import progress
 from numpyro_kme.abc.discrepancies import dissimilarities
 from numpyro_kme.abc.recursive import _weights
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
@@ -222,6 +223,7 @@ def test_recursive_abc_step_by_its_parts(rng):
 
 def test_recursive_abc_is_its_step_again_and_again(rng, capsys, monkeypatch):
     """Maximum likelihood at 0.8, where the first posterior has 0.64; the first iterations by hand."""
+    monkeypatch.setattr(progress, "_moves", lambda: True)
     for variable in ("CI", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(variable, raising=False)
     start, y = rng.normal(size=(100, 1)), np.array([0.8])

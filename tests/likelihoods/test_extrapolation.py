@@ -323,8 +323,11 @@ def test_parameters_far_from_the_simulations_are_reported(far):
     """Every draw is beyond, and the run says so."""
     engine, (warning,) = far
     assert "of the posterior draws lie beyond the simulated parameters of site 'x'" in warning
-    rounds = "Simulate more (`num_simulations`), or `refine` at draws of this posterior."
-    alone = "Simulate more, or for this observation alone in rounds around its posterior: pass num_rounds=5"
+    assert "Simulate more (`num_simulations`), such as " in warning
+    rounds, alone = (
+        "or `refine` at draws of this posterior.",
+        "for this observation alone in rounds around its posterior",
+    )
     assert (rounds if engine.posterior.simulations.proposed else alone) in warning
     assert "% of the draws lie beyond the simulated parameters" in engine.posterior.info["parameters"]
     inside, outside = np.zeros((1, 2)), np.full((1, 2), 3.0)

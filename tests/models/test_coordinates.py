@@ -373,7 +373,7 @@ def correlated():
             lambda c, p: Coordinates.standardise(np.array([[np.nan], [1.0]])),
             "`table` has 1 entries that are not finite",
         ),
-        (lambda c, p: Coordinates.from_prior(random.key(0), p, "y"), r"simulator sites, \['x'\]; got 'y'"),
+        (lambda c, p: Coordinates.from_prior(random.key(0), p, "y"), r"simulator sites, \['x'\], by `site=`; got 'y'"),
         (
             lambda c, p: Coordinates.from_prior(
                 random.key(0), Problem.read(model_of(lambda t: (0.0 * t,), t=dist.Normal()))
