@@ -27,7 +27,7 @@ FEWEST = 10
 HALVED = 40
 """Of fewer simulations a half teaches too little to be compared with."""
 
-NEAREST, STEPS = 200, 8
+NEAREST, STEPS = 200, 3
 """Held-out simulations nearest to the posterior, and steps from the parameters of each, that are looked at."""
 
 
