@@ -269,7 +269,7 @@ class Check:
         for site, test in self.misspecification.items():
             print(textwrap.fill(f"{site}: is the observation like the simulations? {test.told}", 80))
         for site, tails in ({} if self.predictive is None else self.predictive.tail_probabilities()).items():
-            print(f"{site}: smallest posterior predictive tail of {tails.size} observed numbers {np.nanmin(tails):.2g}")
+            print(f"{site}: smallest of {tails.size} posterior predictive tails {np.nanmin(tails):.2g}")
         for site, found in self.surrogate.items():
             print(
                 f"{site}: {found.beyond:.1%} of draws beyond the simulated parameters, {found.negative:.0%} with a "

@@ -197,11 +197,12 @@ def _unsure_message(moved: float, simulations: Simulations, problem: Problem) ->
 
 def _overconfident_message(proportion: float) -> str:
     """The warning of a likelihood that claims more information than held-out simulations confirm."""
+    share = max(proportion, 0.0)
     return (
-        f"Simulations that were held out confirm {max(proportion, 0.0):.0%} of the information that the likelihood "
-        f"claims: standard deviations of the posterior may be {np.sqrt(max(proportion, 0.0)):.2g} times what they "
-        "should be. Statistics that nearly follow from one another are one cause. Give fewer statistics, or let one be "
-        "learnt for each parameter, `statistics=SemiAutomaticStatistics()`; more simulations help where they are few."
+        f"Simulations that were held out confirm {share:.0%} of the information that the likelihood claims: standard "
+        f"deviations of the posterior may be as little as {np.sqrt(share):.2g} times what they should be. Statistics "
+        "that nearly follow from one another are one cause. Give fewer statistics, or let one be learnt for each "
+        "parameter, `statistics=SemiAutomaticStatistics()`; more simulations help where they are few."
     )
 
 

@@ -258,7 +258,7 @@ def test_statistics_that_follow_from_one_another_claim_more_than_is_confirmed():
     assert posterior.confirmed.at_most < 0.8
     assert f"{posterior.confirmed.proportion:.0%} of the information" in engine.info["held-out simulations"]
     few = replace(posterior, confirmed=_comparison.Confirmed(0.25, 0.05), moved_by_half=0.0)
-    with pytest.warns(UserWarning, match="confirm 25% of .* may be 0.5 times"):
+    with pytest.warns(UserWarning, match="confirm 25% of .* may be as little as 0.5 times"):
         _reports.warn_of(few)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
