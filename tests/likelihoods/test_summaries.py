@@ -55,6 +55,11 @@ def test_a_symmetric_posterior_has_a_second_moment():
     assert learnt.statistics.names == ("mean of b", "mean of a^2")
     assert np.corrcoef(learnt.simulated[:, 1], z[:, 0] ** 2)[0, 1] > 0.9
     assert "means that nothing predicts: a" in learnt.statistics.describe()["left out"]
+    both = np.column_stack([x, z[:, 0] + 0.2 * rng.normal(size=200)])  # the mean says most, and a square nothing new
+    assert SemiAutomaticStatistics(features=(Values(),)).fit(z, both, ["a", "b"]).statistics.names == (
+        "mean of a",
+        "mean of b",
+    )
     plain = SemiAutomaticStatistics(features=(Values(),), second_moments=False).fit(z, x, ["a", "b"])
     assert plain.statistics.names == ("mean of b",)
 

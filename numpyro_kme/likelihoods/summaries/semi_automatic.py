@@ -29,6 +29,10 @@ SIGNIFICANT = 3.0
 WORTH = 0.05
 """A second moment is added if the fraction of its variance that is explained rises by this much."""
 
+SAID = 0.5
+"""Second moments are of coordinates of which the mean explains less than this, held out: beside a mean that says most,
+they nearly follow from it, and a likelihood of both claims what is not there."""
+
 ALL_PRODUCTS = 6
 """Up to so many coordinates all products are second moments, otherwise squares."""
 
@@ -44,8 +48,8 @@ class SemiAutomaticStatistics(Statistics):
 
     With coordinates $z$ of the parameters, about standard normal under the prior, the statistics are estimates of
     $E[z_d \mid x]$, which lose nothing of what squared errors of posterior means need, and of second moments
-    $E[z_d z_e \mid x]$ where these are predicted better than from the means: where a posterior is symmetric, means say
-    nothing. They are kernel ridge regressions, on features of the raw output, that learn which features matter
+    $E[z_d z_e \mid x]$ where means explain less than half of the variance, and these are predicted better than from
+    the means: where a posterior is symmetric, means say nothing. They are kernel ridge regressions, on features of the raw output, that learn which features matter
     (`summaries.feature_machine`). The statistics of each simulation are learnt from the others, in ten folds, so that
     the likelihood of the statistics is not learnt from errors that were fitted.
 
@@ -89,7 +93,8 @@ class SemiAutomaticStatistics(Statistics):
         means = _CrossFitted.of(a, standard)
         kept = means.predicted(standard)
         machines, simulated = [means.machine.some(kept)], means.held_out[:, kept]
-        moments = _second_moments(z.shape[1]) if self.second_moments else []
+        explained = 1.0 - means.errors(standard)
+        moments = _second_moments(np.flatnonzero(explained < SAID)) if self.second_moments else []
         products = np.stack([standard[:, i] * standard[:, j] for i, j in moments], axis=1) if moments else a[:, :0]
         chosen = _chosen(a, products, simulated)
         if chosen:
@@ -108,7 +113,6 @@ class SemiAutomaticStatistics(Statistics):
         told = [f"mean of {names[i]}" for i in np.flatnonzero(kept)]
         told += [f"mean of {_product(names[i], names[j])}" for i, j in (moments[number] for number in chosen)]
         distances = np.sort(squared_distances_on_host(machines[0].centres, machines[0].centres), axis=1)[:, NEIGHBOURS]
-        explained = 1.0 - means.errors(standard)
         statistics = SemiAutomatic(reader, tuple(machines), explained, np.sort(distances), tuple(told), names)
         return Learnt(statistics, simulated[np.argsort(order)])
 
@@ -117,9 +121,10 @@ def _product(first: str, second: str) -> str:
     return f"{first}^2" if first == second else f"{first} times {second}"
 
 
-def _second_moments(dim: int) -> list[tuple[int, int]]:
+def _second_moments(coordinates: np.ndarray) -> list[tuple[int, int]]:
     """Pairs of coordinates."""
-    return [(i, j) for i, j in combinations_with_replacement(range(dim), 2) if i == j or dim <= ALL_PRODUCTS]
+    pairs = combinations_with_replacement(coordinates.tolist(), 2)
+    return [(i, j) for i, j in pairs if i == j or len(coordinates) <= ALL_PRODUCTS]
 
 
 def _chosen(a: np.ndarray, products: np.ndarray, simulated: np.ndarray) -> dict[int, float]:
