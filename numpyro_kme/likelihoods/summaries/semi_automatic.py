@@ -47,11 +47,12 @@ class SemiAutomaticStatistics(Statistics):
     r"""Semi-automatic summary statistics: estimates of posterior means of the parameters, learnt by regression.
 
     With coordinates $z$ of the parameters, about standard normal under the prior, the statistics are estimates of
-    $E[z_d \mid x]$, which lose nothing of what squared errors of posterior means need, and of second moments $E[z_d z_e
-    \mid x]$ where means explain less than half of the variance, and these are predicted better than from the means:
-    where a posterior is symmetric, means say nothing. They are kernel ridge regressions, on features of the raw output,
-    that learn which features matter (`summaries.feature_machine`). The statistics of each simulation are learnt from
-    the others, in ten folds, so that the likelihood of the statistics is not learnt from errors that were fitted.
+    $E[z_d \mid x]$, which lose nothing of what squared errors of posterior means need, and of second moments
+    $E[z_d z_e \mid x]$ where means explain less than half of the variance, and these are predicted better than from
+    the means: where a posterior is symmetric, means say nothing. They are kernel ridge regressions, on features of the
+    raw output, that learn which features matter (`summaries.feature_machine`). The statistics of each simulation are
+    learnt from the others, in ten folds, so that the likelihood of the statistics is not learnt from errors that were
+    fitted.
 
     Args:
         features: What the regressions see; by the shape of an output when left out: `Series` for up to eight channels,
