@@ -187,11 +187,13 @@ def _unresolved_message(site: str, error: float, simulations: Simulations, probl
 def _unsure_message(moved: float, simulations: Simulations, problem: Problem) -> str:
     """The warning of a posterior that other simulations would move."""
     several = any(prod(at.simulator.batch_shape) > 1 for at in problem.simulators.values())
+    fewer = any(prod(at.simulator.event_shape) >= MANY for at in problem.simulators.values())
+    leave = " Fewer statistics need fewer simulations: leave out those that nearly follow from others."
     test = " This does not help where the model cannot make the draws: `kme.diagnostics.misspecification_test` tells."
     return (
         f"The posterior depends on which {len(simulations)} simulations were made: learnt from half of them it moves "
         f"{_how_far(moved)} (a mean, or a log standard deviation), and from all of them it may be off by about as "
-        f"much. {_more(simulations, problem)}{test if several else ''}"
+        f"much. {_more(simulations, problem)}{leave if fewer else ''}{test if several else ''}"
     )
 
 
@@ -205,6 +207,9 @@ def _overconfident_message(proportion: float) -> str:
         "parameter, `statistics=SemiAutomaticStatistics()`; more simulations help where they are few."
     )
 
+
+MANY = 10
+"""Of so many numbers in an output some may be left out."""
 
 EACH = 100
 """So many simulations for each call along plates whose calls are alike are enough, as a rule of thumb."""
