@@ -41,6 +41,8 @@ def run(command: Sequence[str], timeout: float | None, **settings) -> subprocess
     left = min(math.inf if timeout is None else timeout, latest.get() - time.monotonic())
     pipe = subprocess.PIPE
     how: dict[str, Any] = dict(stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True) | settings
+    with suppress(OSError):  # before the program, which is told of at once
+        _guard(os.getpid())
     with subprocess.Popen(command, **how) as program:
         try:
             _note(_groups.add, program.pid)

@@ -100,6 +100,7 @@ def test_with_the_process_that_simulates(seconds, how, by):
     process = subprocess.Popen([sys.executable, script, how, seconds], stderr=subprocess.DEVNULL)
     try:
         assert wait_until(lambda: runs(seconds), 60.0)
+        time.sleep(0.5)  # a program that is just being started is not known yet
         process.send_signal(getattr(signal, by))
         process.wait(20.0)
         assert has_ended(seconds)
