@@ -132,8 +132,8 @@ def confirmed(halves: Mapping[str, Half], drawn: Drawn) -> Confirmed:
     $$ \frac{\sum_j 2 l(z_j) - l(z_j + d) - l(z_j - d)}{\sum_j (l(z_j + d) - l(z_j - d))^2 / 4} $$
 
     is about 1, or above where the likelihood has several modes or is wider than it could be. It is below 1 where slopes
-    are errors of what was learnt, as of statistics that nearly follow from one another: a posterior is then about the
-    root of it as wide as it should be.
+    are errors of what was learnt, as of statistics that nearly follow from one another: standard
+    deviations may then be as little as its root times what they should be.
 
     Reference: White (1982), Econometrica 50, the information matrix test.
     """

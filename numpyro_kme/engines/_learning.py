@@ -44,6 +44,11 @@ class LearntLikelihoods(NamedTuple):
     amortised: bool = True
     one_round: str = ""
 
+    @property
+    def halves(self) -> dict[str, FittedLikelihood]:
+        """The likelihoods of half of the simulations."""
+        return {site: half.likelihood for site, half in self.half.items()}
+
     def require_amortised(self) -> None:
         """Raise an error unless they serve every observation."""
         checks.require(

@@ -280,6 +280,11 @@ def determined(problem: Problem, fitted: FittedLikelihood) -> bool:
     return plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
 
 
+def observations(problem: Problem) -> dict[str, np.ndarray]:
+    """Those of all sites."""
+    return {site: observation(problem, site) for site in problem.simulators}
+
+
 def observation(problem: Problem, site: str) -> np.ndarray:
     """What was observed, in float64."""
     return np.asarray(problem.observations[site], np.float64)

@@ -11,7 +11,14 @@ from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.engines import _comparison, _enumeration, _forms, _rounds, _sampling
 from numpyro_kme.engines._learning import Learning, LearntLikelihoods
-from numpyro_kme.engines._learnt_posterior import LearntPosterior, beyond_by_call, determined, learnt_prior, observation
+from numpyro_kme.engines._learnt_posterior import (
+    LearntPosterior,
+    beyond_by_call,
+    determined,
+    learnt_prior,
+    observation,
+    observations,
+)
 from numpyro_kme.engines._reports import described, in_tails, location_errors, unresolved, warn_of
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
@@ -170,7 +177,7 @@ class KELFI(SimulationEngine):
         one = repeated and not all(site.alike for site in problem.simulators.values())
         first, *later = _rounds.sizes(self.plan.num_simulations, 1 if one else self.resolved_rounds)
         simulations = self._simulate(simulate_key, problem, first)
-        simulations.warn_unless_near(_observations(problem))
+        simulations.warn_unless_near(observations(problem))
         why = self._one_round or _rounds.VARYING * one
         learnt = self._learn(fit_key, problem, simulations)._replace(one_round=why)
         posterior = self._posterior(sample_key, problem, learnt)
@@ -209,8 +216,7 @@ class KELFI(SimulationEngine):
         """Latents of the next round."""
         choose_key, prior_key = split(rng_key)
         prior = posterior.problem.draw(prior_key, size).latents
-        proposal = self.proposal or FromPosterior()
-        return proposal.choose(choose_key, draws, prior, posterior.surrogate_variance, size)
+        return (self.proposal or FromPosterior()).choose(choose_key, draws, prior, posterior.surrogate_variance, size)
 
     @property
     def _learning(self) -> Learning:
@@ -240,7 +246,7 @@ class KELFI(SimulationEngine):
     def _again(self, simulate_key, sample_key, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
         """Simulate at further latents, learn from all simulations, and sample again."""
         problem = posterior.problem
-        further = replace(self.plan.simulate_at(simulate_key, problem, latents), near=_observations(problem))
+        further = replace(self.plan.simulate_at(simulate_key, problem, latents), near=observations(problem))
         amortised = learnt.amortised
         learnt = self._learn(fit_key, problem, learnt.simulations.joined(further), learnt.history)
         after = self._posterior(sample_key, problem, learnt)
@@ -321,12 +327,10 @@ class KELFI(SimulationEngine):
             for name, f in learnt.likelihoods.items()
         }
         errors = location_errors(problem, learnt.likelihoods, drawn)
-        halves = {site: half.likelihood for site, half in learnt.half.items()}
         default, half = (
-            _comparison.moved(problem, learnt.likelihoods, others, drawn) for others in (learnt.default, halves)
+            _comparison.moved(problem, learnt.likelihoods, others, drawn) for others in (learnt.default, learnt.halves)
         )
-        confirmed = _comparison.confirmed(learnt.half, drawn)
-        priors = measures if self.learn_prior else {}
+        confirmed, priors = _comparison.confirmed(learnt.half, drawn), measures if self.learn_prior else {}
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         return LearntPosterior(
             engine=type(self).__name__,
@@ -350,8 +354,3 @@ class KELFI(SimulationEngine):
             drawn=drawn,
             extrapolated=extrapolated,
         )
-
-
-def _observations(problem: Problem) -> dict[str, np.ndarray]:
-    """Those of all sites."""
-    return {site: observation(problem, site) for site in problem.simulators}

@@ -1,6 +1,8 @@
-"""Arguments of a simulator's calls: which axes are of calls, and which hold the numbers that one call takes."""
+"""Arguments and outputs of a simulator's calls: which axes are of calls, and which hold the numbers of one call."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,4 +31,16 @@ def join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple
         f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
         f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
         "its order, broadcast against each other."
+    )
+
+
+def require_array(value: Any, event_shape: tuple[int, ...], surrogate: Any) -> None:
+    """Raise for an output by name: a learnt likelihood has the numbers of a simulator's dictionary in its order."""
+    names = getattr(getattr(surrogate, "transform", None), "names", ())
+    checks.require(
+        not isinstance(value, Mapping),
+        f"`value` must be an array (..., *{event_shape}), and it is a dictionary. Join its numbers in the order of the "
+        f"simulator's dictionary{f', {list(names)}' if names else ''}: "
+        "jnp.concatenate([jnp.ravel(value[name]) for name in names]).",
+        TypeError,
     )

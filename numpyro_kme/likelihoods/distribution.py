@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.likelihoods.arguments import join
+from numpyro_kme.likelihoods.arguments import join, require_array
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.patterns import Bounds, PreparedPatterns, prepare
@@ -242,7 +242,7 @@ class KernelMeansLikelihood(Distribution):
         looked at. Entries that are NaN lie within `bounds`, arrays that broadcast to the shape of `value`, where these
         are finite (`Simulator.within`).
         """
-        self._require_array(value)
+        require_array(value, self.fitted.event_shape, self.fitted.surrogate)
         if not checks.is_concrete((value, self.fitted)):
             return self
         self.fitted.warn_unless_near(value)
@@ -271,24 +271,13 @@ class KernelMeansLikelihood(Distribution):
 
     def _over(self, method, value):
         """A method of the likelihood for each output and each call."""
-        self._require_array(value)
+        require_array(value, self.fitted.event_shape, self.fitted.surrogate)
         value = in_jax_types(value)
         self._require_one_reading(value.shape[: value.ndim - self.event_dim])
         prepared = self.prepared
         if prepared is None or not prepared.is_for(value):
             prepared = prepare(self.fitted, value)
         return _evaluate(method, prepared, self.fitted.coordinates, self.arguments)
-
-    def _require_array(self, value: ArrayLike) -> None:
-        """Raise for an output by name: a learnt likelihood has the numbers of a simulator's dictionary in its order."""
-        names = getattr(getattr(self.fitted.surrogate, "transform", None), "names", ())
-        checks.require(
-            not isinstance(value, Mapping),
-            f"`value` must be an array (..., *{self.fitted.event_shape}), and it is a dictionary. Join its numbers in "
-            f"the order of the simulator's dictionary{f', {list(names)}' if names else ''}: "
-            "jnp.concatenate([jnp.ravel(value[name]) for name in names]).",
-            TypeError,
-        )
 
     def _require_one_reading(self, lead: tuple[int, ...]) -> None:
         """Raise where parameters of shape `(3, 1)` and a table of outputs fit as three calls and as `(3, 1)`."""
