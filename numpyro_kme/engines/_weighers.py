@@ -16,7 +16,13 @@ from numpyro_kme.engines.base import check_positive, check_rule
 from numpyro_kme.kernels import Gaussian, by_numpy
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule
-from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic, median_heuristic
+from numpyro_kme.kernels.length_scales import (
+    KernelRule,
+    LengthScaleRule,
+    MedianHeuristic,
+    and_a_wider_one,
+    median_heuristic,
+)
 from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.kernels.ragged import (
     WithLength,
@@ -284,20 +290,30 @@ def check_kernel(kernel: Any, rule: LengthScaleRule | None, regularisation: floa
     check_rule(rule, kernel, "kernel", Kernel | KernelRule, what)
 
 
-def kernel_on(table: ReferenceTable, given: Kernel | KernelRule | None, rule: LengthScaleRule | None) -> Kernel:
-    """The kernel that is given, or made by a rule, or `data_kernel`; on outputs of any length times one on their
-    lengths, since a kernel sees nothing of how many rows say what it compares."""
+def kernels_on(table: ReferenceTable, given: Kernel | KernelRule | None, rule: LengthScaleRule | None) -> list[Kernel]:
+    """The kernel that is given, or the candidates of a rule, or `data_kernel` and a wider one, unless `rule` says its
+    length scale; on outputs of any length times one on their lengths, since a kernel sees nothing of how many rows say
+    what it compares."""
     if given is None:
         table.require_one_length("the kernel that is chosen")
-        return data_kernel(table, rule)
+        chosen = data_kernel(table, rule)
+        return and_a_wider_one(chosen) if rule is None or table.data_sets else [chosen]
     table.require_rows("a kernel of your own")
-    kernel = given(table.x, table.z) if isinstance(given, KernelRule) else given
+    kernels = given.candidates(table.x, table.z) if isinstance(given, KernelRule) else [given]
     if not table.ragged:
-        return kernel
-    require_any_length(kernel)
+        return kernels
+    for kernel in kernels:
+        require_any_length(kernel)
     logs = log_lengths(table.x)[:, None]
-    alike = isinstance(kernel, WithLength) or not np.ptp(logs)
-    return kernel if alike else WithLength(kernel, float(median_heuristic(logs, ties=False)))
+    if not np.ptp(logs):
+        return kernels
+    scale = float(median_heuristic(logs, ties=False))
+    return [kernel if isinstance(kernel, WithLength) else WithLength(kernel, scale) for kernel in kernels]
+
+
+def kernel_on(table: ReferenceTable, given: Kernel | KernelRule | None, rule: LengthScaleRule | None) -> Kernel:
+    """The first of `kernels_on`: the kernel that is given, or that a rule or the median makes."""
+    return kernels_on(table, given, rule)[0]
 
 
 def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: float) -> float:

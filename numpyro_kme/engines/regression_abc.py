@@ -23,6 +23,7 @@ from numpyro_kme.engines._weighers import (
     check_kernel,
     held_out_regularisation,
     kernel_on,
+    kernels_on,
 )
 from numpyro_kme.engines._weighted import KernelEngine, SignedEngine
 from numpyro_kme.engines.base import Engine, RunAgain, check_positive
@@ -219,8 +220,9 @@ class DistributionRegressionABC(KernelEngine):
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        kernel: On outputs of the simulator; as in `KernelABC` when left out. For data sets that are one event `(n,
-            d)`, give `kernels.EmpiricalMeasure`.
+        kernel: On outputs of the simulator; as in `KernelABC` when left out, or with eight times its length scale,
+            whichever has the smaller leave-one-out error; so with the candidates of a rule. For data sets that are one
+            event `(n, d)`, give `kernels.EmpiricalMeasure`.
         length_scale: Rule for the kernel that is chosen when `kernel` is left out, as in `KernelABC`.
         regularisation: `lambda`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
         epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50,
@@ -253,8 +255,8 @@ class DistributionRegressionABC(KernelEngine):
         check_positive(epsilon=self.epsilon)
 
     def _fit(self, rng_key, problem, table):
-        settings = self._kernel(table), self.regularisation
-        fitted = DistributionRegression.fit(table.x, table.z, *settings, tolerance=self.tolerance)
+        settings = kernels_on(table, self.kernel, self.length_scale), self.regularisation
+        fitted = DistributionRegression.fit_best(table.x, table.z, *settings, tolerance=self.tolerance)
         return SummaryWeigher(table, fitted, self.epsilon)
 
 

@@ -1,5 +1,8 @@
 """Kernel ridge regression from data of any kind to numbers, with held-out predictions in closed form."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -13,6 +16,9 @@ from numpyro_kme.kernels.low_rank import LowRank
 COARSEST, FINEST, FALLS = 0.1, 1e-10, 0.01
 """Tolerances of a factor that are tried, each a tenth of the one before, until the squared held-out error falls by a
 smaller proportion: the more noise there is in what is predicted, the coarser a factor serves."""
+
+COMPARED = 2000
+"""Pairs, at most, on which kernels are compared."""
 
 
 @register
@@ -94,6 +100,25 @@ class DistributionRegression:
             before, finer = square, 0.1 * finer
         error = np.sqrt(np.mean(np.square(rest), axis=0))
         return cls(features, coefficients, centre, targets - rest, error, np.asarray(lam))
+
+    @classmethod
+    def fit_best(
+        cls, x: ArrayLike, targets: ArrayLike, kernels: Sequence[Kernel], *settings: Any, **more: Any
+    ) -> "DistributionRegression":
+        """Learn from pairs by the kernel whose squared held-out error on `COMPARED` of them, in units of the variances
+        of the targets, is least.
+
+        Args:
+            kernels: At least one. The other arguments are those of `fit`.
+        """
+        best = kernels[0]
+        if len(kernels) > 1:
+            x, targets = np.asarray(x), np.asarray(targets, np.float64)
+            some = np.linspace(0, len(targets) - 1, min(COMPARED, len(targets))).astype(int)
+            sd = np.maximum(targets[some].std(axis=0), 1e-300)
+            tried = [cls.fit(x[some], targets[some], kernel, *settings, **more) for kernel in kernels]
+            best = kernels[int(np.argmin([np.sum(np.square(fitted.error / sd)) for fitted in tried]))]
+        return cls.fit(x, targets, best, *settings, **more)
 
     def predict(self, y: PointSet) -> np.ndarray:
         """Summaries `s(y)` of data sets, `(s, p)`.

@@ -60,8 +60,7 @@ class KernelStatistics(Form):
     def fit_given(self, z, given, x) -> Surrogate:
         """As `Form.fit_given`; the statistics predict `z` alone."""
         kernels = self.kernel.candidates(x, z) if isinstance(self.kernel, KernelRule) else [self.kernel]
-        tried = [DistributionRegression.fit(x, z, kernel, self.regularisation) for kernel in kernels]
-        regression = min(tried, key=lambda found: float(np.sum(np.square(found.error))))
+        regression = DistributionRegression.fit_best(x, z, kernels, self.regularisation)
         inner = self.form.fit_given(z, given, np.asarray(regression.held_out))
         return KernelStatisticsSurrogate(regression, inner, np.shape(x)[1:])
 

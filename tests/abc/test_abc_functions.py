@@ -161,6 +161,25 @@ def test_distribution_regression_against_dense(rng):
 
 
 @pytest.mark.x64
+@pytest.mark.parametrize("best", [0, 1, 2])
+def test_of_kernels_the_one_that_predicts_best_is_taken(rng, best):
+    """By dense leave-one-out errors in units of the targets, whose scales differ."""
+    theta = rng.normal(size=(80, 2))
+    x, targets = theta + 0.3 * rng.normal(size=(80, 2)), theta * [1e3, 1e-3]
+    scales = np.roll([2.0, 0.02, 300.0], best)
+    kernels = [Gaussian(scale) for scale in scales]
+
+    def dense(kernel):
+        inverse = np.linalg.inv(np.asarray(kernel.gram(x)) + 80 * 1e-3 * np.eye(80))
+        scaled = (targets - targets.mean(axis=0)) / targets.std(axis=0)
+        return np.mean(np.square((inverse @ scaled) / np.diag(inverse)[:, None]))
+
+    assert np.argmin([dense(kernel) for kernel in kernels]) == best
+    fitted = kme.abc.DistributionRegression.fit_best(x, targets, kernels, 1e-3)
+    assert float(fitted.features.kernel.length_scale) == scales[best]
+
+
+@pytest.mark.x64
 @pytest.mark.parametrize("sd", [0.0, 0.01, 0.5])
 def test_the_tolerance_follows_the_noise(rng, sd):
     """Data that determine the parameters need a fine factor, noisy ones do not; neither predicts worse for it."""
