@@ -291,13 +291,13 @@ def check_kernel(kernel: Any, rule: LengthScaleRule | None, regularisation: floa
 
 
 def kernels_on(table: ReferenceTable, given: Kernel | KernelRule | None, rule: LengthScaleRule | None) -> list[Kernel]:
-    """The kernel that is given, or the candidates of a rule, or `data_kernel` and a wider one, unless `rule` says its
-    length scale; on outputs of any length times one on their lengths, since a kernel sees nothing of how many rows say
-    what it compares."""
+    """The kernel that is given, or the candidates of a rule, or `data_kernel`, on data sets with a wider one; on
+    outputs of any length times one on their lengths, since a kernel sees nothing of how many rows say what it
+    compares."""
     if given is None:
         table.require_one_length("the kernel that is chosen")
         chosen = data_kernel(table, rule)
-        return and_a_wider_one(chosen) if rule is None or table.data_sets else [chosen]
+        return and_a_wider_one(chosen) if table.data_sets else [chosen]
     table.require_rows("a kernel of your own")
     kernels = given.candidates(table.x, table.z) if isinstance(given, KernelRule) else [given]
     if not table.ragged:

@@ -220,9 +220,9 @@ class DistributionRegressionABC(KernelEngine):
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        kernel: On outputs of the simulator; as in `KernelABC` when left out, or with eight times its length scale,
-            whichever has the smaller leave-one-out error; so with the candidates of a rule. For data sets that are one
-            event `(n, d)`, give `kernels.EmpiricalMeasure`.
+        kernel: On outputs of the simulator; as in `KernelABC` when left out, on draws under a plate also with eight
+            times its length scale, whichever has the smaller leave-one-out error; so with the candidates of a rule. For
+            data sets that are one event `(n, d)`, give `kernels.EmpiricalMeasure`.
         length_scale: Rule for the kernel that is chosen when `kernel` is left out, as in `KernelABC`.
         regularisation: `lambda`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
         epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50,
