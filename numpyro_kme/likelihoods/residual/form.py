@@ -64,8 +64,8 @@ class ResidualKernelMeans(Form):
         transform_marginals: Whether statistics are transformed.
         scale: Whether the scale of residuals may change with the coordinates.
         decorrelate: Whether residuals are decorrelated.
-        subset: Largest number of simulations that hyperparameters are learnt from; functions use all. Half of them
-            when left out, no fewer than 350 and no more than 2,000.
+        subset: Largest number of simulations that hyperparameters are learnt from; functions use all. When left out
+            half of them, no fewer than 350 and no more than 2,000; of more than 20,000 a tenth, no more than 6,000.
         num_inducing_points: Largest number of simulations around which functions have a radial basis function; when
             left out a tenth of them, no fewer than 100 and no more than 400.
         steps: Iterations of one location; other parts take fixed fractions of it.
@@ -117,7 +117,8 @@ class ResidualKernelMeans(Form):
 
     def _rows(self, size: int, least: int = 350) -> np.ndarray:
         """Simulations that hyperparameters are learnt from."""
-        return np.random.default_rng(0).permutation(size)[: self.subset or int(np.clip(size // 2, least, 2000))]
+        most = int(np.clip(size // 10, 2000, 6000))
+        return np.random.default_rng(0).permutation(size)[: self.subset or int(np.clip(size // 2, least, most))]
 
     @on_host
     def _fit(self, z, x, transform):
