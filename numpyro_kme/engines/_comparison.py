@@ -9,6 +9,7 @@ import numpy as np
 from scipy import special
 
 from numpyro_kme._core import checks, solves
+from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.engines import _rounds
 from numpyro_kme.engines._sampling import Drawn, LearntModel
@@ -78,9 +79,10 @@ def of_half(fitted: FittedLikelihood, form: Form | None, theta: np.ndarray, x: n
     whole = fitted.surrogate
     if isinstance(form, OfStatistics) and isinstance(whole, StatisticsSurrogate):
         form, x, how = form.form, np.asarray(whole.simulated), how | dict(y=None, names=())
-    if len(theta) < HALVED or not isinstance(form, ResidualKernelMeans | None):
+    repeats = Repeats.of(theta)
+    if len(repeats) < HALVED or not isinstance(form, ResidualKernelMeans | None):
         return None
-    rows, others = np.split(np.random.default_rng(0).permutation(len(theta)), [len(theta) // 2])
+    rows, others = repeats.halves(np.random.default_rng(0))
     if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
         return None
     with checks.collected_warnings():

@@ -13,6 +13,7 @@ from numpyro_kme.engines import _forms, _simulations
 from numpyro_kme.engines._comparison import Half
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import SimulatedMissing, Simulations
@@ -77,11 +78,12 @@ class Learning:
         measures: dict[str, Measure] = {}
         likelihoods = {}
         for site in problem.observations:
-            theta, x = _simulations.training_table(rng_key, simulations, problem, site)
+            form = self._form_of(problem, site)
+            theta, x = _table(rng_key, problem, simulations, site, form)
             coordinates = Coordinates.from_prior(rng_key, problem, site).covering(theta)
             measures[site] = _measure(rng_key, problem, site, coordinates)
             how = _how(problem, site, coordinates, measures[site])
-            likelihoods[site] = fit_likelihood(theta, x, form=self._form_of(problem, site), **how)
+            likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
         return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
     def others(
@@ -90,13 +92,20 @@ class Learning:
         """What `learn` finds from the same simulations, for the sites where it finds something."""
         found = {}
         for site, fitted in learnt.likelihoods.items():
-            theta, x = _simulations.training_table(rng_key, learnt.simulations, problem, site)
+            form = self._form_of(problem, site)
+            theta, x = _table(rng_key, problem, learnt.simulations, site, form)
             how = _how(problem, site, fitted.coordinates, learnt.measures[site])
-            found[site] = learn(fitted, self._form_of(problem, site), theta, x, **how)
+            found[site] = learn(fitted, form, theta, x, **how)
         return {site: other for site, other in found.items() if other is not None}
 
     def _form_of(self, problem: Problem, site: str) -> Form | None:
         return _forms.form_of(site, problem.simulators[site].simulator, self.statistics, self.form, self.missing)
+
+
+def _table(rng_key: jax.Array, problem: Problem, simulations: Simulations, site: str, form: Form | None):
+    """Arguments and outputs of the calls that the likelihood of a site is learnt from."""
+    most = (ResidualKernelMeans if form is None else form).most_calls
+    return _simulations.training_table(rng_key, simulations, problem, site, most)
 
 
 def _measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:

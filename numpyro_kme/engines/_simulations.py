@@ -137,28 +137,24 @@ def check_sites(problem: Problem, form: Form | None) -> None:
         )
 
 
-LEAST_ROWS, MOST_ROWS = 1000, 2000
-"""Of draws that share parameters, and of calls with parameters of their own, as many of each simulation are learnt from
-as make this number of rows, and one at least."""
-
-
 def training_table(
-    rng_key: jax.Array, simulations: Simulations, problem: Problem, site: str
+    rng_key: jax.Array, simulations: Simulations, problem: Problem, site: str, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
 
-    Calls with parameters of their own, of groups or covariates, become rows: of each simulation some that are drawn at
-    random, so that covariates are drawn from those simulated.
+    Draws that share parameters, and calls with parameters of their own, of groups or covariates, become rows: as many
+    of each simulation as make `most` rows in all, and one at least. First stands one of each, then another of each.
+    Calls are drawn at random, so that covariates are drawn from those simulated.
     """
     arguments, x = problem.simulators[site].rows(
         np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
     )
     event_shape = problem.simulators[site].simulator.event_shape
     draws = x.reshape(len(x), -1, *event_shape)
-    chosen = some_calls(rng_key, len(simulations), len(arguments) // len(simulations), MOST_ROWS)
+    chosen = some_calls(rng_key, len(simulations), len(arguments) // len(simulations), most)
     arguments, draws = arguments[chosen], draws[chosen]
-    used = int(np.clip(LEAST_ROWS // len(draws), 1, draws.shape[1]))
-    return np.repeat(arguments, used, axis=0), draws[:, :used].reshape(-1, *event_shape)
+    used = int(np.clip(most // len(draws), 1, draws.shape[1]))
+    return np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *event_shape)
 
 
 def some_calls(rng_key: jax.Array, simulations: int, calls: int, rows: int) -> np.ndarray:

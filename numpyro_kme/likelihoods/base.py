@@ -275,7 +275,14 @@ def _at_rows(surrogate, rows):
 
 
 class Form(abc.ABC):
-    """Settings of one form of the surrogate: how a likelihood is learnt from simulations."""
+    """Settings of one form of the surrogate: how a likelihood is learnt from simulations.
+
+    Attributes:
+        most_calls: About how many calls are learnt from where a simulation has several, along plates; one of each at
+            least.
+    """
+
+    most_calls: ClassVar[int] = 2000
 
     def points(self, x: Any) -> Any:
         """Read outputs `(n, *event)` of a simulator as what `fit` takes; here vectors."""

@@ -15,6 +15,7 @@ from numpyro.distributions.distribution import Distribution
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import in_jax_types
+from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.arguments import join, require_array
@@ -45,7 +46,7 @@ class FittedLikelihood(Saved):
         surrogate: The learnt `q(y | z)` of flattened outputs `y`.
         coordinates: The map `z = coordinates.forward(arguments)`.
         event_shape: Shape of one output of the simulator.
-        simulated: Coordinates of the simulations it was learnt from, `(m, D)`.
+        simulated: Coordinates of the simulations it was learnt from, `(m, D)`; the same for draws that share them.
         near: The observation near whose posterior rounds simulated, and which alone it serves; None where it serves
             every observation.
     """
@@ -60,7 +61,7 @@ class FittedLikelihood(Saved):
         inside = self.surrogate._card()
         return Card(
             f"Learnt likelihood of outputs {self.event_shape}",
-            {"simulations": f"{len(self.simulated):,}", "form": inside.title, "coordinates": self.coordinates.note}
+            {"simulations": f"{self.num_simulations:,}", "form": inside.title, "coordinates": self.coordinates.note}
             | dict(inside.rows),
             "handlers.surrogate(model, {site: fitted}) puts it into a model; fitted(*params) is the distribution",
         )
@@ -76,7 +77,7 @@ class FittedLikelihood(Saved):
             return
         checks.warn(
             f"The likelihood was learnt near the posterior of the observation {checks.line(np.asarray(self.near))}, in "
-            f"rounds, and is used for {checks.line(np.asarray(value))}: few of its {len(self.simulated)} simulations "
+            f"rounds, and is used for {checks.line(np.asarray(value))}: few of its {self.num_simulations} simulations "
             "may be where this one's posterior is. Run `KELFI` for this observation, or learn from simulations at "
             "prior draws alone (num_rounds=1), which serve every observation."
         )
@@ -93,6 +94,11 @@ class FittedLikelihood(Saved):
         return self if seen.all() else replace(self, surrogate=self.surrogate.marginal(seen.reshape(-1)))
 
     @property
+    def num_simulations(self) -> int:
+        """How many simulations of different parameters it was learnt from."""
+        return len(Repeats.of(np.asarray(self.simulated)))
+
+    @property
     def region(self) -> Region:
         """The simulated region of the coordinates."""
         return Region.of(np.asarray(self.simulated), self.surrogate.dependence())
@@ -104,7 +110,7 @@ class FittedLikelihood(Saved):
         1 %, or five times what chance gives, `1 / (m + 1)`.
         """
         # A larger proportion of draws beyond the simulated parameters is warned of
-        return max(0.01, 5.0 / (len(self.simulated) + 1))
+        return max(0.01, 5.0 / (self.num_simulations + 1))
 
     def beyond(self, y: ArrayLike, arguments: ArrayLike, mask: ArrayLike = True) -> np.ndarray:
         r"""Which calls of the simulator lie beyond those that the likelihood was learnt from.

@@ -18,6 +18,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
+from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -44,6 +45,8 @@ class Region:
     @classmethod
     def of(cls, z: np.ndarray, weights: np.ndarray) -> "Region":
         """The region of coordinates `(m, D)`."""
+        first = Repeats.of(z).first  # draws that share coordinates are one simulation
+        z = z[first] if len(first) > 1 else z
         ranked = np.sort(z, axis=0)
         outside = np.maximum(z - ranked[-2], 0.0) + np.maximum(ranked[1] - z, 0.0)
         width = ROUNDING * (ranked[-1] - ranked[0])  # more than none, where several calls have the same parameters

@@ -9,7 +9,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS, init_to_median
 
 import numpyro_kme as kme
-from numpyro_kme.engines._simulations import MOST_ROWS, some_calls, training_table
+from numpyro_kme.engines._simulations import some_calls, training_table
 from numpyro_kme.likelihoods import fit_likelihood
 from numpyro_kme.models import Coordinates, Problem
 from numpyro_kme.simulations import simulate
@@ -51,7 +51,7 @@ def test_regression_against_the_conjugate_posterior(kelfi):
     slope = kelfi.get_samples()["slope"]
     assert abs(slope.mean() - mean) < 0.4 * sd
     assert 0.75 < slope.std() / sd < 1.35
-    assert len(kelfi.likelihoods["y"].simulated) == 400 * (MOST_ROWS // 400)
+    assert len(kelfi.likelihoods["y"].simulated) == 400 * len(X)
 
 
 @pytest.mark.parametrize("size", [8, 5, 13])
@@ -114,7 +114,7 @@ def test_simulations_at_covariates_of_the_users_choice():
 def test_rows_pair_each_output_with_its_own_covariate_and_are_drawn_evenly():
     exact = Problem.read(exactly, X)
     simulations = simulate(KEY, exact, 900)
-    theta, x = training_table(KEY, simulations, exact, "y")
+    theta, x = training_table(KEY, simulations, exact, "y", 2000)
     assert theta.shape == (1800, 2)
     np.testing.assert_allclose(x, theta[:, 0] * theta[:, 1], rtol=1e-5, atol=1e-6)
     counts = np.array([np.sum(np.isclose(theta[:, 1], one)) for one in X])
@@ -174,7 +174,7 @@ def test_growth_with_times_that_differ_by_unit_against_the_exact_likelihood():
     unit, time = np.repeat(np.arange(8), 5), rng.uniform(0.0, 8.0, 40).astype(np.float32)
     rate = np.exp(0.3 * rng.normal(size=8))[unit]
     y = np.asarray(log_size(rate, time) + 0.2 * rng.normal(size=40), np.float32)
-    arguments, outputs = training_table(KEY, *_simulated(unit, time, 8000))
+    arguments, outputs = training_table(KEY, *_simulated(unit, time, 8000), 8000)
     likelihood = fit_likelihood(arguments, outputs)
 
     def draws(model, **kwargs):

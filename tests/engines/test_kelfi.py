@@ -277,6 +277,34 @@ def iid(x=None):
         numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
 
 
+def unit_normal(rng_key, theta):
+    return theta + jax.random.normal(rng_key)
+
+
+def forty(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", 40):
+        numpyro.sample("x", kme.Simulator(unit_normal, theta), obs=x)
+
+
+def test_all_draws_of_a_simulation_teach():
+    """First one of each; with forty draws each, 100 simulations know the mean well enough for forty observations."""
+    x = 0.4 + np.random.default_rng(0).normal(size=40)
+    simulations = kme.simulate(jax.random.key(1), kme.Problem.read(forty, x=x), 100)
+    engine = kme.KELFI(forty, simulations=simulations, num_samples=500)
+    engine.run(jax.random.key(0), x=x)
+    learnt = engine.likelihoods["x"]
+    rows = np.asarray(simulations.x["x"]).reshape(100, 40)
+    once = learnt.coordinates.table(np.asarray(simulations.latents["theta"])[:, None])
+    np.testing.assert_allclose(learnt.simulated, np.tile(once, (40, 1)))
+    assert learnt.num_simulations == 100
+    residuals = (rows - rows.mean()).T.ravel()
+    assert np.corrcoef(residuals, np.ravel(learnt.surrogate.residuals))[0, 1] > 0.6
+    theta = engine.get_samples()["theta"]
+    assert abs(theta.mean() - x.sum() / 41) < 0.6 / np.sqrt(41)
+    assert 0.75 < theta.std() * np.sqrt(41) < 1.3
+
+
 @pytest.mark.parametrize(
     ("make", "x", "sentence"),
     [

@@ -352,9 +352,16 @@ def test_the_limit_is_that_of_a_double_loop(rng):
     np.testing.assert_allclose(Region.of(z, weights).limit, max(out))
 
 
+def test_draws_that_share_coordinates_are_one_simulation(rng):
+    z, weights = rng.normal(size=(30, 2)), np.array([1.0, 4.0])
+    once, often = Region.of(z, weights), Region.of(np.repeat(z, 3, axis=0), weights)
+    assert once.limit == often.limit > 0.01
+    np.testing.assert_array_equal([once.low, once.high], [often.low, often.high])
+
+
 def test_rounding_is_not_beyond(rng):
-    """Several calls have the same parameters, so that none is outside the box of the others."""
-    z = np.repeat(rng.normal(size=(30, 2)), 3, axis=0)
+    """Several simulations have the largest coordinates, so that none is outside the box of the others."""
+    z = np.stack(np.meshgrid(*rng.normal(size=(2, 6))), axis=-1).reshape(-1, 2)
     region = Region.of(z, np.array([1.0, 4.0]))
     assert not region.beyond(z * (1.0 + 1e-6)).any() and not region.beyond(z.astype(np.float32)).any()
     assert region.beyond(z.max(axis=0) + 1e-3)
@@ -363,7 +370,7 @@ def test_rounding_is_not_beyond(rng):
 @pytest.mark.parametrize(("m", "share"), [(9, 0.5), (99, 0.05), (10_000, 0.01)])
 def test_a_few_draws_beyond_are_what_chance_gives(m, share):
     """One simulation more would be beyond the others with a probability of `1 / (m + 1)`."""
-    assert FittedLikelihood.negligible.fget(SimpleNamespace(simulated=np.zeros((m, 1)))) == pytest.approx(share)
+    assert FittedLikelihood.negligible.fget(SimpleNamespace(num_simulations=m)) == pytest.approx(share)
 
 
 def test_outside_the_support_is_below_a_lower_line_or_above_an_upper_one(rng):

@@ -5,7 +5,7 @@ It embeds residuals, which simulations can lend each other, and not the statisti
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import in_threads, on_host
+from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
@@ -80,6 +81,8 @@ class ResidualKernelMeans(Form):
     num_inducing_points: int | None = None
     steps: int = 30
 
+    most_calls: ClassVar[int] = 10_000
+
     def __post_init__(self):
         for name, least in (("subset", MIN_SIMULATIONS), ("num_inducing_points", 1)):
             if getattr(self, name) is not None:
@@ -115,15 +118,17 @@ class ResidualKernelMeans(Form):
         with solves.one_blas_thread:
             return self._fit(z, x, StatisticsTransform.fit(x))
 
-    def _rows(self, size: int, least: int = 350) -> np.ndarray:
-        """Simulations that hyperparameters are learnt from."""
-        most = int(np.clip(size // 10, 2000, 6000))
-        return np.random.default_rng(0).permutation(size)[: self.subset or int(np.clip(size // 2, least, most))]
+    def _rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
+        """Simulations that hyperparameters are learnt from, at random: first one of each that have the same
+        coordinates, since others tell of functions where they are known, and not between."""
+        most = int(np.clip(len(z) // 10, 2000, 6000))
+        used = self.subset or int(np.clip(len(z) // 2, least, most))
+        return Repeats.of(z).at_random(np.random.default_rng(0))[:used]
 
     @on_host
     def _fit(self, z, x, transform):
-        rows = self._rows(len(z))
-        most = self.num_inducing_points or int(np.clip(len(z) // 10, 100, 400))
+        rows, first = self._rows(z), Repeats.of(z).first
+        most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals)
@@ -141,7 +146,7 @@ class ResidualKernelMeans(Form):
         )
         location, log_scale = fitted_functions(fits)
         marginals = _marginals(fits, scaled, units)
-        information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[:300])
+        information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[first[:300]])
         return ResidualSurrogate(
             transform,
             Region.of(z, (information + slopes.scale_information).sum(axis=0)),
@@ -167,10 +172,10 @@ class ResidualKernelMeans(Form):
 
     @on_host
     def _dependence(self, z, residuals):
-        rows = self._rows(len(z))
+        rows = self._rows(z)
         straight, v = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
         learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale))
-        more = self._rows(len(z), MOST_PAIRS)  # of functions of many coordinates there is more to learn
+        more = self._rows(z, MOST_PAIRS)  # of functions of many coordinates there is more to learn
         curved = fit_autoregression(self, z, residuals, v, more) if self.decorrelate else None
         if curved is None:
             return learnt
