@@ -430,16 +430,15 @@ class Case:
             model = numpyro.handlers.scope(model, prefix="outer", divider="/")
         policy = {"retry": kme.Retry(5)}.get(self.failure, self.failure)
         common = dict(progress_bar=False, on_failure=policy)
-        simulations = SIMULATIONS * (2 if self.plates == "iid" else 1)
         width = 3.0 * np.asarray(self.sd, float)  # a kernel much wider than the noise answers another question
         kernel = [None, kme.kernels.Matern52(width), kme.kernels.Gaussian(width)][rng.integers(3)]
         match self.engine:
             case "KELFI":
-                engine = kme.KELFI(model, simulations, num_samples=SAMPLES, **common)
+                engine = kme.KELFI(model, SIMULATIONS, num_samples=SAMPLES, **common)
             case "KELFI as published":
-                engine = kme.KELFI(model, 3 * simulations // 2, num_samples=SAMPLES, form=kme.KernelMeans(), **common)
+                engine = kme.KELFI(model, 3 * SIMULATIONS // 2, num_samples=SAMPLES, form=kme.KernelMeans(), **common)
             case "KELFI in rounds":
-                engine = kme.KELFI(model, simulations, num_samples=SAMPLES, num_rounds=2, **common)
+                engine = kme.KELFI(model, SIMULATIONS, num_samples=SAMPLES, num_rounds=2, **common)
             case "RejectionABC":
                 engine = kme.RejectionABC(model, 10_000, **common)
             case "KernelRecursiveABC":
