@@ -48,11 +48,11 @@ WIDTH = {"KELFI": 1.6, "KELFI in rounds": 1.6, "KELFI as published": 2.0}
 counted once. The kernel on data of the published form widens posteriors."""
 SCALES = (0.1, 3.0)
 SIMULATIONS, SAMPLES = 2000, 500
-"""Of every KELFI, half as many more as published, twice as many of draws along a plate, of which each adds the error of
-what is learnt of one; programs are compiled anew for other numbers. All engines have budgets with which their own error
-is far below `NEAR`: with 500 simulations one of 451 models was 0.56 standard deviations off at one key (0.07 to 0.25 at
-four others), and with 2,000 it is at most 0.15 off at each of six. Four draws that count three times were 0.63 off at
-one of eight keys with 2,000, and with 4,000 at most 0.26 (seed 11068)."""
+"""Of every KELFI, half as many more as published; programs are compiled anew for other numbers. All engines have
+budgets with which their own error is far below `NEAR`: with 500 simulations one of 451 models was 0.56 standard
+deviations off at one key (0.07 to 0.25 at four others), and with 2,000 it is at most 0.15 off at each of six. Four
+draws that count three times were 0.63 off at one of eight keys with 2,000 while one of them taught, and are at most
+0.25 off at six with all four (seed 11068)."""
 CACHED = {
     "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / ".pytest_cache" / "xla"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
