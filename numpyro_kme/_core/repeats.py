@@ -1,11 +1,12 @@
 """Rows of a table that are the same, as where a simulation has several draws of one parameter."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 
-class Repeats(NamedTuple):
+@dataclass(frozen=True)
+class Repeats:
     """Which rows of a table are the same.
 
     Attributes:
