@@ -14,7 +14,8 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.engines import _rounds
 from numpyro_kme.engines._sampling import Drawn, LearntModel
 from numpyro_kme.likelihoods.base import Form, Surrogate
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
@@ -114,11 +115,8 @@ def moved(
     if not others:
         return np.nan
     with solves.one_blas_thread, checks.collected_warnings():
-        own, other = (
-            LearntModel(problem, found).log_likelihood(drawn.coordinates)
-            for found in (likelihoods, {**likelihoods, **others})
-        )
-    weights = special.softmax(np.broadcast_to(other - own, drawn.log_posterior.shape))
+        other = LearntModel(problem, {**likelihoods, **others}).log_likelihood(drawn.coordinates, brief=True)
+    weights = special.softmax(np.broadcast_to(other - drawn.log_likelihood, drawn.log_posterior.shape))
     if np.sum(weights**2) * FEWEST > 1.0:
         return np.inf
     rows = systematic(np.random.default_rng(0), weights, len(weights))
@@ -157,7 +155,7 @@ def _confirmed(half: Half, draws: np.ndarray) -> Confirmed:
     steps = (draws[first, group] - draws[second, group]) / np.sqrt(2.0)
     points = half.z[near] + np.concatenate([np.zeros_like(steps[:1]), steps, -steps])
     with solves.one_blas_thread:
-        logs = surrogate.at_rows(half.x[near].astype(np.float64)).log_densities(points)
+        logs = surrogate.at_rows(half.x[near].astype(np.float64)).brief().log_densities(points)
     up, down = logs[0] - logs[1 : STEPS + 1], logs[0] - logs[STEPS + 1 :]
     curvature, squares = (up + down).mean(axis=0), np.square(0.5 * (up - down)).mean(axis=0)
     if not squares.any():

@@ -91,11 +91,12 @@ def enumerated(rng_key: jax.Array, model: LearntModel, num_samples: int, power: 
     total = log_prior + log_likelihood
     chosen = np.argmax(total + rng.gumbel(size=total.shape), axis=1)
     own = np.arange(len(chosen))
-    latents, z, terms = jax.tree.map(lambda *leaves: np.stack(leaves)[chosen, own], *evaluated)
+    latents, z, terms, learnt = jax.tree.map(lambda *leaves: np.stack(leaves)[chosen, own], *evaluated)
     log_posterior = terms.log_prior + power * terms.log_likelihood
     info = {"discrete latents": f"{', '.join(values)}: summed over, {total.shape[1]} joint values"}
     if found is None:
         log_evidence = float(logsumexp(total[0]))
-        return Drawn(latents, z, log_posterior, log_evidence, info | {"effective sample size": float(num_samples)})
-    drawn = as_drawn(latents, z, log_posterior, found)
+        how = info | {"effective sample size": float(num_samples)}
+        return Drawn(latents, z, log_posterior, learnt, log_evidence, how)
+    drawn = as_drawn(latents, z, log_posterior, learnt, found)
     return drawn._replace(info=dict(drawn.info) | info)

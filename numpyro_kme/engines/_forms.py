@@ -1,6 +1,7 @@
 """Which form the likelihood of a site has: of learnt statistics, of outputs of any length; and what is refused."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -8,8 +9,10 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.engines import _rounds, _simulations
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.ragged import require_any_length
 from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.base import FEWEST, OfStatistics, Statistics
@@ -64,6 +67,18 @@ def _of_any_length(site, statistics, form, missing) -> Form:
     if isinstance(kernel, Kernel):
         require_any_length(kernel)
     return Ragged(cast(Form, form))
+
+
+def with_length_scale(form: Form | None, rule: LengthScaleRule | None) -> Form | None:
+    """A form with the rule for its length scales that was given beside it."""
+    if rule is None:
+        return form
+    if not isinstance(form, KernelMeans):
+        raise checks.explained(
+            "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
+            f"default, and forms of your own learn their widths themselves; got form={checks.line(form)}."
+        )
+    return replace(form, length_scale=rule)
 
 
 def rounds(num_simulations: int) -> int:

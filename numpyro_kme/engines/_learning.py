@@ -12,7 +12,8 @@ from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.engines import _forms, _simulations
 from numpyro_kme.engines._comparison import Half
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem

@@ -41,6 +41,7 @@ class Drawn(NamedTuple):
         latents: `{site: (n, *shape)}`.
         coordinates: Those of the arguments of each simulator with a learnt likelihood, `{site: (n, *groups, D)}`.
         log_posterior: Log of the unnormalised density that was sampled, `(n,)`.
+        log_likelihood: Log of the learnt likelihoods, `(n,)`.
         log_evidence: Log of the mass of that density.
         info: How sampling went.
     """
@@ -48,17 +49,19 @@ class Drawn(NamedTuple):
     latents: Mapping[str, np.ndarray]
     coordinates: Mapping[str, np.ndarray]
     log_posterior: np.ndarray
+    log_likelihood: np.ndarray
     log_evidence: float
     info: Mapping[str, Any]
 
 
 class Evaluated(NamedTuple):
-    """A model with learnt likelihoods at `n` points: the latents, the coordinates of simulators' arguments and the log
-    densities."""
+    """A model with learnt likelihoods at `n` points: the latents, the coordinates of simulators' arguments, the log
+    densities, and the part of them that was learnt."""
 
     latents: Mapping[str, np.ndarray]
     coordinates: Mapping[str, np.ndarray]
     terms: Terms
+    learnt: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +92,8 @@ class LearntModel(Recomputed):
         `LikelihoodAt.brief`."""
         latents, terms, arguments = to_host(self._rest(u, dict(given or {})))
         z = {name: fitted.coordinates.at(arguments[name]) for name, fitted in self.likelihoods.items()}
-        learnt = self.log_likelihood(z, brief)
-        return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt))
+        learnt = np.broadcast_to(self.log_likelihood(z, brief), terms.log_prior.shape)
+        return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt), learnt)
 
     def log_likelihood(self, z: Mapping[str, np.ndarray], brief: bool = False) -> np.ndarray:
         """Of all calls that count, each to the power of its scale, at coordinates `{site: (n, *groups, D)}`, `(n,)`;
@@ -157,7 +160,9 @@ def in_coordinates(
         found = temper(temper_key, log_densities, between.sample(start_key, STARTS * chains), chains)
         rows = some_rows(pick_key, found, num_samples)
     z = found.particles[rows]
-    return as_drawn(fitted.coordinates.latents_table(z), {site: z}, found.log_density[rows], found)
+    total = found.log_density[rows]
+    learnt = (total - measure.log_densities(z)) / power
+    return as_drawn(fitted.coordinates.latents_table(z), {site: z}, total, learnt, found)
 
 
 def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> Drawn:
@@ -178,8 +183,8 @@ def _from_prior(
     with solves.one_blas_thread:
         found = temper(temper_key, log_densities, model.flatten(prior))
         evaluated, rows = model.evaluate(found.particles), some_rows(pick_key, found, num_samples)
-    latents, z, terms = jax.tree.map(lambda leaf: leaf[rows], evaluated)
-    return as_drawn(latents, z, terms.log_prior + power * terms.log_likelihood, found)
+    latents, z, terms, learnt = jax.tree.map(lambda leaf: leaf[rows], evaluated)
+    return as_drawn(latents, z, terms.log_prior + power * terms.log_likelihood, learnt, found)
 
 
 @on_host
@@ -206,7 +211,7 @@ def some_rows(rng_key: jax.Array, found: Tempered, number: int) -> np.ndarray:
     return numpy_rng(rng_key).permutation(len(found.particles))[:number]
 
 
-def as_drawn(latents, coordinates, log_posterior, found: Tempered) -> Drawn:
+def as_drawn(latents, coordinates, log_posterior, log_likelihood, found: Tempered) -> Drawn:
     kept, size = len(log_posterior), MOVES * len(found.particles)
     checks.require(
         bool(np.isfinite(found.log_evidence)),
@@ -217,6 +222,7 @@ def as_drawn(latents, coordinates, log_posterior, found: Tempered) -> Drawn:
         latents,
         coordinates,
         log_posterior,
+        log_likelihood,
         found.log_evidence,
         {
             "sampler": f"tempered sequential Monte Carlo, {found.num_temperatures} temperature"

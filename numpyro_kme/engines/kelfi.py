@@ -152,20 +152,8 @@ class KELFI(SimulationEngine):
     @property
     def resolved_form(self) -> Form | None:
         """The form that was given, with the rule for its length scales, of what is recorded where that is learnt."""
-        if self.missing is None:
-            return self._form
-        return Recorded(self._form or ResidualKernelMeans())
-
-    @property
-    def _form(self) -> Form | None:
-        if self.length_scale is None:
-            return self.form
-        if not isinstance(self.form, KernelMeans):
-            raise checks.explained(
-                "`length_scale` needs a form with a kernel on data: pass form=KernelMeans(). The residual form, the "
-                f"default, and forms of your own learn their widths themselves; got form={checks.line(self.form)}."
-            )
-        return replace(self.form, length_scale=self.length_scale)
+        form = _forms.with_length_scale(self.form, self.length_scale)
+        return form if self.missing is None else Recorded(form or ResidualKernelMeans())
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)

@@ -1,7 +1,8 @@
 """Learnt likelihoods: as values, as NumPyro distributions, and the posterior in their coordinates."""
 
 from numpyro_kme.likelihoods.base import Form, KernelExpansion, LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
+from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans

@@ -8,7 +8,7 @@ import pytest
 from numpyro_kme import ResidualKernelMeans
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.low_rank import blocked, by_columns
-from numpyro_kme.likelihoods.distribution import default_form
+from numpyro_kme.likelihoods.fit import default_form
 from numpyro_kme.likelihoods.published import solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet

@@ -6,7 +6,8 @@ import pytest
 from scipy import stats
 
 from numpyro_kme.embeddings.measures import standard_normal
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 

@@ -593,6 +593,31 @@ def test_density_integrates_to_one(rng):
         assert abs(total - 1.0) < 1e-6
 
 
+def test_fewer_kernels_of_one_residual_say_the_same(rng):
+    """Two peaks, with weights that hardly follow the coordinate and with weights that do."""
+    z, at = rng.normal(size=(10_000, 1)), np.linspace(-2.0, 2.0, 9)[:, None]
+    r = (rng.choice([-1.0, 1.0], 10_000) + 0.4 * rng.normal(size=10_000))[:, None]
+    for beta, number, most in ((50.0, 2000, 0.03), (0.7, 4000, 0.2)):
+        how = bandwidths(1, eps=0.15, beta=beta, lam=1e-3, sensitivity=0.0), 0.01
+        every = rd.fit_residual_density(z, r, *how)
+        few = rd.with_fewer_kernels(every, *how)
+        assert len(few.points) == number
+        for place in (-1.0, 1.0):
+            found, expected = (np.exp(density.log_density(at, np.full((9, 1), place), np)) for density in (few, every))
+            np.testing.assert_allclose(found, expected, atol=most * expected.max())
+
+
+def test_kernels_stay_where_errors_add_up_or_residuals_are_several(rng):
+    z, r, how = rng.normal(size=(3000, 1)), rng.normal(size=(3000, 2)), (bandwidths(1), 0.01)
+    for points, residuals, width in (
+        (np.repeat(z[:1000], 3, axis=0), r[:, :1], 1),
+        (z, r, 2),
+        (z[:1500], r[:1500, :1], 1),
+    ):
+        fitted = rd.fit_residual_density(points, residuals, bandwidths(width), 0.01)
+        assert rd.with_fewer_kernels(fitted, *how) is fitted
+
+
 def test_wide_weights_give_a_kernel_density_of_residuals(rng):
     r, eps = rng.normal(size=(30, 2)), 0.4
     density = rd.fit_residual_density(rng.normal(size=(30, 3)), r, bandwidths(2, eps=eps, beta=1e5, sensitivity=0.0))

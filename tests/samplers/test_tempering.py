@@ -231,4 +231,4 @@ def test_a_likelihood_that_vanishes_everywhere_or_is_infinite_ends(log_likelihoo
     found = tempered(jax.random.key(1), standard_normal, log_likelihood, jnp.array(50.0), particles)
     assert not np.isfinite(found.log_evidence)
     with pytest.raises(ValueError, match=f"no mass at any of {N} draws from the prior"):
-        _sampling.as_drawn({}, {}, np.zeros(N), found)
+        _sampling.as_drawn({}, {}, np.zeros(N), np.zeros(N), found)

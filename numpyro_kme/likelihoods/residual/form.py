@@ -21,7 +21,7 @@ from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.autoregression import WORTH, fit_autoregression
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities, learn_bandwidths
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
-from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density
+from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density, with_fewer_kernels
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.location_scale import (
@@ -190,7 +190,8 @@ class ResidualKernelMeans(Form):
         few = z[rows[:MOST_PAIRS]].astype(np.float32), v[rows[:MOST_PAIRS]].astype(np.float32)
         bandwidths = learn_bandwidths(*few, self.steps)
         scores = HeldOutDensities.of(bandwidths, *few)
-        fitted = fit_residual_density(z, v, bandwidths, scores.heavy_tailed_weight())
+        how = bandwidths, scores.heavy_tailed_weight()
+        fitted = with_fewer_kernels(fit_residual_density(z, v, *how), *how)
         product, added = fit_product(z, v, few, scores, self.steps)
         shape = np.array(scores.improvement(few[1]) + added)
         score = float(np.sum(improvement) + np.mean(scores.log_densities()) + added)
