@@ -28,6 +28,7 @@ from numpyro_kme.engines import _sampling
 from numpyro_kme.engines._weighers import data_kernel
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
+from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 
 SD = 0.7
 NOISE = SD * np.linalg.cholesky(np.array([[1.0, 0.6], [0.6, 1.0]]))
@@ -42,7 +43,7 @@ FAULTS = {
     "prior ignored": "KELFI: flat (sd 5); kernel Bayes: simulations and embedded prior of sd 2",
     "prior counted twice": "half the prior variance",
     "observation shifted": "by half a standard deviation of the noise",
-    "eps three times too large": "bandwidth of the residuals; length scale of the kernel on data",
+    "eps three times too large": "bandwidth of the residuals; length scale of the kernel on data, six times",
     "half dropped by value": "the half with the larger first statistic",
     "one key for all": "every simulation of the engine has the same noise",
     "Jacobian left out": "of the logarithm, in both parameters",
@@ -62,17 +63,11 @@ def model(x=None, mean=0.0, sd=1.0):
 
 
 @register
-class Flipped:
+class Flipped(TriangularMap):
     """A decorrelation that takes the first residual with the wrong sign."""
 
-    decorrelation: object
-
-    @property
-    def log_scale(self):
-        return self.decorrelation.log_scale
-
     def __call__(self, u, z, xp):
-        return self.decorrelation(u * np.where(np.arange(u.shape[-1]) == 0, -1.0, 1.0), z, xp)
+        return super().__call__(u * np.where(np.arange(u.shape[-1]) == 0, -1.0, 1.0), z, xp)
 
 
 class KELFI(kme.KELFI):
@@ -92,7 +87,7 @@ class KELFI(kme.KELFI):
         }.get(self.fault, (0.0, 1.0))
         surrogate = learnt.likelihoods["x"].surrogate
         if self.fault == "sign of a residual":
-            surrogate = dataclasses.replace(surrogate, decorrelation=Flipped(surrogate.decorrelation))
+            surrogate = dataclasses.replace(surrogate, decorrelation=Flipped(**vars(surrogate.decorrelation)))
         if self.fault == "eps three times too large":
             density = dataclasses.replace(surrogate.density, factors=3.0 * np.asarray(surrogate.density.factors))
             surrogate = dataclasses.replace(surrogate, density=density)
@@ -116,7 +111,7 @@ class KernelBayes(kme.KernelBayes):
         self.fault = fault
 
     def _fit(self, rng_key, problem, table):
-        scale = 1.5 if self.fault == "eps three times too large" else 0.5
+        scale = 3.0 if self.fault == "eps three times too large" else 0.5
         self.kernel = Gaussian(scale * np.asarray(data_kernel(table).length_scale))
         mean, sd = {
             "prior ignored": (0.0, 2.0),

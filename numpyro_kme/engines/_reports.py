@@ -28,6 +28,10 @@ AT, EXTREME = 200, 8
 IN_TAILS = 0.1
 """A larger proportion of draws under which the observation is further out than all simulated residuals is warned of."""
 
+SAYS_NOTHING = 0.05
+"""Likelihoods of which the logarithm differs by a smaller standard deviation over the draws move means by no more of
+their standard deviations, whatever their tails are: those of a site that counts to the power of a millionth."""
+
 COARSE = 0.4
 """A published form's posterior that the default form moves by more standard deviations is warned of."""
 
@@ -47,8 +51,9 @@ def warn_of(posterior: LearntPosterior) -> None:
             by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
             far = np.argwhere(by_call > fitted.negligible)
             checks.warn(extrapolation_message(site, proportion, _more(posterior.simulations, posterior.problem), far))
+    decided = not np.std(posterior.drawn.log_likelihood) <= SAYS_NOTHING
     for site, share in posterior.in_tails.items():
-        if share > IN_TAILS:
+        if share > IN_TAILS and decided:
             checks.warn(_tails_message(site, share, posterior.problem.simulators[site]))
     if posterior.moved_by_default > COARSE:
         checks.warn(_coarse_message(posterior.moved_by_default, len(posterior.simulations)))

@@ -365,8 +365,8 @@ def run(prior: Prior, name: str):
             r"\d+ of \d+ replicates did not converge",  # with drawn noise; where draws lie is judged here
             "the full-data minimum did not converge",  # no data tell a mean from its group's value
             "Under the signed weights the variance",  # "means may be right": means are judged here
-            "KernelBayes: the posterior is coarse",  # how coarse it may be is judged here
-            "KernelBayes: the signed weights give .* too narrow",
+            r"\w+: the posterior is coarse",  # how coarse it may be is judged here
+            "Kernel(ABC|Bayes): the signed weights give .* too narrow",
         ):
             warnings.filterwarnings("ignore", said)
         engine.run(KEY, x=prior.data if row.draws else np.array(prior.y, np.float32))

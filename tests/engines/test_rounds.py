@@ -158,7 +158,11 @@ def test_refining_adds_simulations_where_asked():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The observation lies far outside all simulations")
+@pytest.mark.filterwarnings(
+    "ignore:The observation lies far outside all simulations",
+    "ignore:Under .* of the posterior",
+    "ignore:The posterior is coarse",
+)
 def test_rounds_by_the_variance_of_the_surrogate():
     engine = run(num_rounds=2, form=kme.KernelMeans(), proposal=kme.FromVariance())
     assert len(engine.posterior.simulations) == 60

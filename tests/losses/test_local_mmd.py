@@ -91,7 +91,7 @@ def test_at_the_anchor_it_is_the_loss_over_the_many_nodes(noise, covariates, fit
     near, few, many = local(direct)
     size = many.weights.size
     near, nodes = near.corrected(few, near.expansions(many), size / few.weights.shape[1])
-    together = QuadratureNodes(np.concatenate(many.values), np.full(size, 1.0 / size))
+    together = QuadratureNodes(jax.tree.map(np.concatenate, many.values), np.full(size, 1.0 / size))
     weights = rng.dirichlet(np.ones(40))
 
     def slope(objective, u, nodes):

@@ -23,8 +23,9 @@ from numpyro_kme.likelihoods.residual.location_scale import start_locations
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
 from numpyro_kme.likelihoods.statistics import log_cosh
 
-FEWEST, LOOKED_AT = 20, 200
-"""Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound."""
+FEWEST, LOOKED_AT = 20, 500
+"""Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound. Of
+exponential gaps 6.7 % are near it: with 200 simulations one bound in six is overlooked."""
 
 NEAR, CROWDED = 0.1, 0.03
 """At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median; at the end of a normal tail
