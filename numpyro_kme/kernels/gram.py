@@ -139,8 +139,9 @@ def squared_distances_by_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         found = squared_distances_on_host(a, b)
         return np.where(found > _resolution(a) * own, found, 0.0)
     found = np.zeros((len(a), len(b)), a.dtype)
-    for one, other in zip(a.T, b.T):
-        found += np.square(np.subtract.outer(one, other))
+    with np.errstate(over="ignore"):  # of points that a length scale of next to nothing divides: infinitely far apart
+        for one, other in zip(a.T, b.T):
+            found += np.square(np.subtract.outer(one, other))
     return found
 
 
