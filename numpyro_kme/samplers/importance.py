@@ -159,6 +159,10 @@ class NormalKernels(NamedTuple):
         return total - constant + np.sum(np.log(np.diagonal(self.inverse)))
 
 
+HALVINGS = 10
+"""Of the interval that a power is looked for in: every pass over the weights is one in which threads wait for others."""
+
+
 class Defensive(NamedTuple):
     """A mixture of a proposal with a tenth of the measure itself, so that importance weights are bounded.
 
@@ -219,18 +223,22 @@ def _tempered(log_weights, effective):
     if not np.isfinite(log_weights).any():
         return 0.0, np.full(len(log_weights), 1.0 / len(log_weights))
 
-    def weights(power):
-        found = np.exp(power * log_weights - np.max(power * log_weights))
-        return found / found.sum()
+    relative = log_weights - np.max(log_weights)
+
+    def enough(power):
+        weights = np.exp(power * relative)
+        return weights.sum() ** 2 >= effective * (weights @ weights)
 
     low, high = 0.0, 1.0
-    if 1.0 / np.sum(weights(1.0) ** 2) >= effective:
-        return 1.0, weights(1.0)
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if 1.0 / np.sum(weights(middle) ** 2) >= effective else (low, middle)
-    power = max(low, 1e-3)
-    return power, weights(power)
+    if enough(1.0):
+        low = 1.0
+    else:
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if enough(middle) else (low, middle)
+    power = max(low, 0.5**HALVINGS)
+    weights = np.exp(power * relative)
+    return power, weights / weights.sum()
 
 
 def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
