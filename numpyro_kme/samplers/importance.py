@@ -160,7 +160,7 @@ class NormalKernels(NamedTuple):
 
 
 HALVINGS = 10
-"""Of the interval that a power is looked for in: every pass over the weights is one in which threads wait for others."""
+"""Of the interval that a power is looked for in."""
 
 
 class Defensive(NamedTuple):
