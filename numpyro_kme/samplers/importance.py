@@ -159,7 +159,7 @@ class NormalKernels(NamedTuple):
         return total - constant + np.sum(np.log(np.diagonal(self.inverse)))
 
 
-HALVINGS = 10
+HALVINGS = 40
 """Of the interval that a power is looked for in."""
 
 
@@ -236,7 +236,7 @@ def _tempered(log_weights, effective):
         for _ in range(HALVINGS):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if enough(middle) else (low, middle)
-    power = max(low, 0.5**HALVINGS)
+    power = max(low, 1e-3)
     weights = np.exp(power * relative)
     return power, weights / weights.sum()
 
