@@ -14,6 +14,7 @@ from numpyro.distributions.distribution import Distribution
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import in_jax_types
+from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.likelihoods.arguments import join, require_array
@@ -29,7 +30,7 @@ from numpyro_kme.models.problem import Problem
 @saveable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class FittedLikelihood(Saved):
+class FittedLikelihood(Saved, Recomputed):
     """A learnt likelihood together with the map from a simulator's arguments to its coordinates.
 
     Call it with the arguments of a simulator to get a distribution of its output:

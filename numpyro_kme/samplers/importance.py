@@ -159,10 +159,6 @@ class NormalKernels(NamedTuple):
         return total - constant + np.sum(np.log(np.diagonal(self.inverse)))
 
 
-HALVINGS = 40
-"""Of the interval that a power is looked for in."""
-
-
 class Defensive(NamedTuple):
     """A mixture of a proposal with a tenth of the measure itself, so that importance weights are bounded.
 
@@ -233,7 +229,7 @@ def _tempered(log_weights, effective):
     if enough(1.0):
         low = 1.0
     else:
-        for _ in range(HALVINGS):
+        for _ in range(40):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if enough(middle) else (low, middle)
     power = max(low, 1e-3)

@@ -106,6 +106,10 @@ def test_a_small_power_makes_the_tails_decide_and_a_usual_observation_does_not()
     published = kme.KELFI(faint, simulations=engine.posterior.simulations, form=form, progress_bar=False)
     with pytest.warns(UserWarning, match="learnt from no simulation.*power 0.02"):  # told by the default form
         published.run(jax.random.key(0), x=np.zeros(1))
+    with warnings.catch_warnings():  # a likelihood that hardly differs over the draws decides nothing
+        warnings.simplefilter("error")
+        quiet = engine.posterior.drawn._replace(log_likelihood=np.linspace(0.0, 0.1, 1000))
+        _reports.warn_of(replace(engine.posterior, drawn=quiet))
     usual = alarms(model(lines, 1), np.zeros(1), 300, 0)[0]
     assert usual.posterior.in_tails["x"] < 0.02
     learnt, z = usual.likelihoods["x"].surrogate, usual.posterior.drawn.coordinates["x"].reshape(-1, 1)

@@ -1,6 +1,8 @@
 """Extrapolation in the parameters: bounds of statistics, the simulated region, what holds outside it, reports."""
 
+import pickle
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -22,6 +24,7 @@ from numpyro_kme.likelihoods.residual.support import (
     held_out_lower_bound,
     linear_lower_bound,
 )
+from numpyro_kme.simulations.fingerprint import fingerprint
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)
 README_DATA = np.array([21.0, 28.0])
@@ -135,6 +138,18 @@ def test_a_draw_beyond_a_bound_is_noticed_in_every_place(learnt):
         UserWarning, match=r"50.00% of the posterior draws lie beyond .* of site 'x'.*more, best at these draws"
     ):
         assert kme.mcmc.check_surrogate(smodel, draws, x)["x"].beyond == 0.5
+
+
+def test_what_was_asked_of_a_likelihood_is_not_part_of_it(learnt):
+    """Pickles, and fingerprints of simulators that close over it, are the same before and after."""
+    fitted = replace(learnt[0])
+
+    def simulator(rng_key, theta):
+        return fitted(theta)
+
+    before = pickle.dumps(fitted), fingerprint({"simulator": simulator}).parts
+    assert fitted.region.limit > 0.0 and fitted.num_simulations == 400
+    assert (pickle.dumps(fitted), fingerprint({"simulator": simulator}).parts) == before
 
 
 def test_the_log_density_falls_steeply_at_the_bound(learnt):

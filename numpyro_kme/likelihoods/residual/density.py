@@ -234,7 +234,12 @@ random."""
 
 def with_fewer_kernels(fitted: ResidualDensity, *how: Any) -> ResidualDensity:
     """The density of one residual with as many kernels as it needs, around every so many-th simulation in the order of
-    the residual; any other as it is, and where simulations have many draws, over which its errors add up."""
+    the residual; any other as it is, and where simulations have many draws, over which its errors add up.
+
+    Args:
+        fitted: From all simulations.
+        *how: The bandwidths and the weight of the heavy tails that it was fitted with.
+    """
     m, n = np.shape(fitted.residuals)
     number = padded(CENTRES_EACH * fitted.trimmed().basis.shape[1], CENTRES)
     if n > 1 or m <= number or 2 * len(Repeats.of(np.asarray(fitted.points))) < m:
