@@ -64,4 +64,4 @@ def child(rng_key: jax.Array, number: int) -> jax.Array:
 
 def split(rng_key: jax.Array, num: int = 2) -> list[jax.Array]:
     """Keys for `num` purposes: child `i` of the key, which is the one that `jax.random.split` gives."""
-    return [child(rng_key, number) for number in range(num)]
+    return [random.wrap_key_data(words) for words in fold_in(data_of(rng_key), np.arange(num))]

@@ -126,8 +126,10 @@ TOGETHER = 64
 """Columns of a matrix that is too large to be formed, of which those are kept that are not of each other's span."""
 
 
-def by_columns(columns: Callable[[np.ndarray], np.ndarray], diagonal: np.ndarray, stop: float) -> np.ndarray:
-    """Columns `(n, r)` of a pivoted Cholesky factor, as `blocked`, of a matrix that is never formed.
+def by_columns(
+    columns: Callable[[np.ndarray], np.ndarray], diagonal: np.ndarray, stop: float, most: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Columns `(n, r)` of a pivoted Cholesky factor, and their pivots, as `blocked`, of a matrix that is never formed.
 
     No diagonal entry of the rest is over `stop`. Several pivots are found at a time: each has at least half of the
     largest rest when it is chosen.
@@ -136,13 +138,17 @@ def by_columns(columns: Callable[[np.ndarray], np.ndarray], diagonal: np.ndarray
         columns: `(k,)` indices to these columns `(n, k)` of the matrix.
         diagonal: That of the matrix, `(n,)`.
         stop: Largest diagonal entry of what is left out.
+        most: Largest `r`, with which more may be left out.
     Cost: `n r^2`, and memory for `2 n r` numbers.
     """
     rest, rank, factor = np.array(diagonal), 0, np.empty((len(diagonal), TOGETHER))
-    while (largest := rest.max()) > stop:
+    most, pivots = len(rest) if most is None else most, np.empty(0, int)
+    while (largest := rest.max()) > stop and rank < most:
         some = np.argpartition(rest, -min(TOGETHER, len(rest)))[-TOGETHER:]
         further = columns(some) - factor[:, :rank] @ factor[some, :rank].T
-        own, order = blocked(further[some], max(stop, 0.5 * largest), len(some))
+        own, order = blocked(further[some], max(stop, 0.5 * largest), min(len(some), most - rank))
+        if not order:  # all that is left is rounding
+            break
         further = np.linalg.solve(own[order], further[:, order].T).T
         if rank + len(order) > factor.shape[1]:
             factor = np.concatenate([factor[:, :rank], np.empty((len(rest), max(rank, TOGETHER)))], axis=1)
@@ -150,7 +156,8 @@ def by_columns(columns: Callable[[np.ndarray], np.ndarray], diagonal: np.ndarray
         rank += len(order)
         rest = np.maximum(rest - np.sum(np.square(further), axis=1), 0.0)
         rest[some[order]] = 0.0
-    return factor[:, :rank]
+        pivots = np.concatenate([pivots, some[order]])
+    return factor[:, :rank], pivots
 
 
 @register

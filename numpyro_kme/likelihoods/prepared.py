@@ -58,6 +58,10 @@ class PreparedLikelihood:
         )
         rows = data.reshape(-1, *fitted.event_shape)
         mask = mask if concrete and np.shape(mask) == lead else True
+        if concrete and not lead:  # not made anew, with what it keeps for all observations
+            _check(rows)
+            only = fitted.at(rows[0])
+            return cls(only, data, mask, lead, (False,) * (len(jax.tree.leaves(only)) - 1) + (True,))
         if concrete:
             if not np.all(mask):  # one that counts in place of those that do not
                 rows = rows[np.where(np.ravel(mask), np.arange(len(rows)), np.argmax(mask))]
@@ -127,13 +131,18 @@ def _kept(axes: list[int | None], batch: tuple[int, ...]) -> list[int]:
     return [size for size, axis in zip(batch, axes) if axis == 0]
 
 
+def _check(rows: np.ndarray) -> None:
+    """That all is finite but what was not observed, which is the same in each row."""
+    missing = np.isnan(rows)
+    checks.finite("value", np.where(missing & missing[0], 0, rows))
+
+
 def _prepare(fitted: Any, rows: np.ndarray) -> tuple[list, Any, list[bool]]:
     """Leaves and structure of the likelihood at outputs `(R, *event)`, and which leaves differ between them.
 
     The outputs that are extreme in some statistic go through the checks of `fitted.at`; all are prepared together.
     """
-    missing = np.isnan(rows)
-    checks.finite("value", np.where(missing & missing[0], 0, rows))
+    _check(rows)
     columns = rows.reshape(len(rows), -1)
     extreme = np.unique([np.argmin(columns, axis=0), np.argmax(columns, axis=0)])
     checked = [fitted.at(rows[i]) for i in extreme]

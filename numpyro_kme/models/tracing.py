@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -135,16 +136,16 @@ class KeysSplitBefore(handlers.seed):
     stateful = True
 
     def __init__(self, fn: Callable, words: Any):
-        *self.keys, left = (random.wrap_key_data(words[i]) for i in range(len(words)))
-        super().__init__(fn, rng_seed=left)
+        super().__init__(fn, rng_seed=random.wrap_key_data(words[-1]))
+        self.words = [words[i] for i in range(len(words) - 1)]
 
     def process_message(self, msg):
         """Where NumPyro would split a key, give the next one in place of it."""
-        if not self.keys:
+        if not self.words:
             return super().process_message(msg)
         asks = msg["type"] in ("sample", "prng_key", "plate", "control_flow")
         if asks and msg["kwargs"]["rng_key"] is None and msg["value"] is None:
-            msg["kwargs"]["rng_key"] = self.keys.pop(0)
+            msg["kwargs"]["rng_key"] = random.wrap_key_data(self.words.pop(0))
 
 
 def keys_in_order(words: np.ndarray) -> np.ndarray:
@@ -155,6 +156,11 @@ def keys_in_order(words: np.ndarray) -> np.ndarray:
         words, one = fold_in(words, 0), fold_in(words, 1)
         given.append(one)
     return np.stack([*given, words], axis=-2)
+
+
+@cache
+def _first_keys(implementation: str | None) -> np.ndarray:
+    return keys_in_order(at_once(lambda: data_of(random.key(0, impl=implementation))))
 
 
 def as_numpyro_does():
@@ -168,8 +174,7 @@ def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, 
 
     Its sites have the keys of `keys_in_order`; of `jax.random.key(0)` where none are given.
     """
-    if keys is None:
-        keys = keys_in_order(at_once(lambda: data_of(random.key(0))))
+    keys = _first_keys(getattr(jax.config, "jax_default_prng_impl", None)) if keys is None else keys
     wrapped: Messenger = KeysSplitBefore(model, keys)
     for messenger in inside:
         messenger.fn, wrapped = wrapped, messenger

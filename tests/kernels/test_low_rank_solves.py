@@ -158,9 +158,12 @@ def test_columns_that_are_formed_as_needed_leave_as_little_as_lapack(rng):
     z = rng.normal(size=(300, 2))
     gram = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / 0.3**2)
     for stop in (0.3, 1e-2, 1e-6):
-        factor = by_columns(lambda some: gram[:, some], np.ones(300), stop)
+        factor, pivots = by_columns(lambda some: gram[:, some], np.ones(300), stop)
         rest = gram - factor @ factor.T
         assert np.diagonal(rest).max() <= stop * (1.0 + 1e-6)
         assert np.linalg.eigvalsh(rest)[0] > -1e-10
         assert factor.shape[1] <= 1.2 * blocked(gram, stop, 300)[0].shape[1]
-    assert by_columns(lambda some: gram[:, some], np.ones(300), 1.0).shape == (300, 0)
+        np.testing.assert_allclose(factor @ factor[pivots].T, gram[:, pivots], atol=1e-10)
+    for stop, most, rank in ((1.0, None, 0), (1e-6, 100, 100), (1e-6, 7, 7)):
+        factor, pivots = by_columns(lambda some: gram[:, some], np.ones(300), stop, most)
+        assert factor.shape == (300, rank) and len(set(pivots)) == rank

@@ -29,8 +29,7 @@ def single(product, weights, i, v):
 def test_single_densities_against_loops_and_their_integral(rng):
     density = fitted(rng, lambda m: np.clip(rng.standard_t(1.0, size=(m, 4)) / 2.0, -20.0, 20.0))
     product, at, v = density.product, np.array([[0.3]]), rng.normal(size=(3, 4))
-    shared = {name: getattr(product, name) for name in ("points", "eps", "beta", "basis", "intercept", "ridge")}
-    weights = np.asarray(ResidualDensity(residuals=v, factors=v, heavy_tailed_weight=0.0, **shared).weights(at, np))[0]
+    weights = product.weights(at, np)[0]
     weights /= weights.sum()
     alone = np.sum([[np.log(single(product, weights, i, value)) for i, value in enumerate(row)] for row in v], axis=1)
     np.testing.assert_allclose(product.log_density(v, at, np), alone, rtol=1e-6)
@@ -60,9 +59,8 @@ def test_entries_that_are_missing_leave_the_product_of_the_others(learnt):
     whole, seen = learnt.surrogate, np.array([True, False, True, True, False, True])
     assert "a product of their densities" in whole.describe()["residuals"] and whole.density.product.eps.shape == (6,)
     part = learnt.marginal(seen).surrogate.density
-    again = (
-        ResidualKernelMeans().dependence(np.asarray(whole.density.points), np.asarray(whole.residuals)[:, seen]).density
-    )
+    points, residuals = np.asarray(whole.density.weights.points), np.asarray(whole.residuals)[:, seen]
+    again = ResidualKernelMeans().dependence(points, residuals).density
     v, z = np.random.default_rng(1).normal(size=(5, 4)), np.linspace(-1.0, 1.0, 5)[:, None]
     np.testing.assert_allclose(part.log_density(v, z, np), again.log_density(v, z, np), rtol=1e-5)
     assert part.product is not None and part.product.eps.shape == (4,)

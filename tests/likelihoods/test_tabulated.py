@@ -11,7 +11,7 @@ from numpyro_kme import fit_likelihood
 from numpyro_kme.likelihoods.patterns import prepare
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood
 from numpyro_kme.likelihoods.residual import tabulated
-from numpyro_kme.likelihoods.residual.mixture import ResidualKernels
+from numpyro_kme.likelihoods.residual.density import ResidualDensity
 
 SHAPES = {
     "normal": lambda rng, m: rng.normal(size=m),
@@ -49,9 +49,7 @@ def test_mixture_of_three_kernels_by_hand():
     """Where weights differ, and beyond the grid, where the heavy-tailed density is all there is."""
     centres, widths = np.array([-1.0, 0.3, 4.0]), np.array([0.2, 0.1, 0.9])
     eps = np.array([0.5])
-    kernels = ResidualKernels(
-        np.zeros((3, 1)), centres[:, None] / np.sqrt(0.75), eps, widths / 0.5, *(np.array(1.0),) * 4
-    )
+    kernels = ResidualDensity(None, centres[:, None] / np.sqrt(0.75), eps, widths / 0.5, np.array(1e-3))
     table = tabulated.Tabulated.of(kernels)
     weights, v = np.array([[[0.2, 0.5, 0.3]], [[0.9, 0.0, 0.1]]]), np.linspace(-30.0, 40.0, 1001)
     found = table.log_density(weights, np.broadcast_to(v, (2, 1001))[..., None], 1e-3)

@@ -9,6 +9,7 @@ Reference: Papamakarios, Pavlakou and Murray (2017), Masked autoregressive flow,
 """
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import in_threads
+from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
@@ -45,7 +47,7 @@ def soft_clip(u: Any, xp: Any = np) -> Any:
 
 
 @register
-class Autoregression:
+class Autoregression(Recomputed):
     """The fitted functions of `(z, h(u))`; those of residual `i` do not depend on the residuals from `i` on.
 
     Attributes:
@@ -61,10 +63,14 @@ class Autoregression:
         z = xp.broadcast_to(z, (*u.shape[:-1], z.shape[-1]))
         inputs = xp.concatenate([z, soft_clip(u, xp)], axis=-1)
         if xp is np:
-            location, log_scale = self.location(inputs, np), self.log_scale(inputs, np)
+            location, log_scale = np.split(self._both(inputs, np), 2, axis=-1)
         else:
             location, log_scale = jnp.vectorize(lambda a: (self.location(a), self.log_scale(a)), signature=BOTH)(inputs)
         return location.astype(u.dtype), log_scale.astype(u.dtype)
+
+    @cached_property
+    def _both(self) -> RidgeFunctions:
+        return self.location.joined(self.log_scale)
 
     def used(self) -> np.ndarray:
         """Which residuals have functions, `(n,)`."""

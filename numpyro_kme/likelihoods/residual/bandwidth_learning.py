@@ -23,7 +23,8 @@ from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.descent import ENOUGH, descend
 from numpyro_kme.likelihoods.residual import density
 from numpyro_kme.likelihoods.residual.density import DEFENSIVE, Bandwidths, LocalFactors
-from numpyro_kme.likelihoods.residual.mixture import SOFTNESS, exponentials, log_heavy_tailed
+from numpyro_kme.likelihoods.residual.mixture import exponentials, log_heavy_tailed
+from numpyro_kme.likelihoods.residual.weights import SOFTNESS
 
 
 class HeldOutDensities(NamedTuple):

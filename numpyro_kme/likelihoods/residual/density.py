@@ -25,18 +25,11 @@ from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import squared_distances_on_host
-from numpyro_kme.kernels.low_rank import AT_ONCE, blocked, by_columns
 from numpyro_kme.likelihoods.residual.functions import padded
-from numpyro_kme.likelihoods.residual.mixture import (
-    ResidualKernels,
-    exponentials,
-    log_defended,
-    log_heavy_tailed,
-    log_kernels_at,
-)
+from numpyro_kme.likelihoods.residual.mixture import exponentials, log_defended, log_heavy_tailed, log_kernels_at
 from numpyro_kme.likelihoods.residual.product import ProductDensity
-from numpyro_kme.likelihoods.residual.smoothness import gaussian_gram
 from numpyro_kme.likelihoods.residual.tabulated import Tabulated
+from numpyro_kme.likelihoods.residual.weights import EmbeddingWeights
 
 DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
@@ -173,27 +166,33 @@ def log_mixture(logs: np.ndarray, weights: np.ndarray | None = None) -> tuple[np
 PILOTS = 4000
 """Pilot densities are of at most so many simulations."""
 
-NEGLIGIBLE = 0.03
-"""Eigenvalues of `K` below this fraction of `m lam` are left out of the weights; log densities move by a thousandth."""
-
 
 @register
-class ResidualDensity(ResidualKernels):
+class ResidualDensity:
     """The fitted density of decorrelated residuals `(n,)` given coordinates `(D,)`.
 
     Attributes:
+        weights: `a`, of `m` simulations.
+        residuals: Their held-out decorrelated residuals, `(m, n)`.
+        eps: Bandwidths of the residuals, `(n,)`.
+        factors: Local bandwidth factors `s`, `(m,)`.
         heavy_tailed_weight: `w`, a scalar; the heavy-tailed component keeps `p` positive and leads samplers back.
         product: A product of densities of single residuals, with which `p` is mixed; None where it adds nothing.
         table: Kernels of single residuals on a grid, for many residuals at a point by NumPy, or None.
     """
 
+    weights: EmbeddingWeights
+    residuals: Array
+    eps: Array
+    factors: Array
     heavy_tailed_weight: Array
     product: ProductDensity | None = None
     table: Tabulated | None = None
 
     def trimmed(self) -> "ResidualDensity":
-        """As `ResidualKernels.trimmed`, the product's too, and with a table where it pays."""
-        return replace(super().trimmed(), product=self.product and self.product.trimmed(), table=Tabulated.of(self))
+        """For NumPy: with weights that it evaluates fast, and a table where it pays."""
+        product = self.product and self.product.trimmed()
+        return replace(self, weights=self.weights.trimmed(), product=product, table=Tabulated.of(self))
 
     def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
         """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy."""
@@ -209,21 +208,9 @@ def fit_residual_density(
     z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths, heavy_tailed_weight: float = DEFENSIVE
 ) -> ResidualDensity:
     """The density from all residuals at given bandwidths. Cost: `m r^2` where `K` has numerical rank `r`."""
-    beta, ridge = float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam))
-    basis = _basis(z, beta, ridge)
-    basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16, 64) - basis.shape[1])))
-    ones = 1.0 - basis @ basis.sum(axis=0)
-    return ResidualDensity(
-        z,
-        residuals,
-        np.exp(bandwidths.eps),
-        local_factors(residuals, bandwidths),
-        np.array(beta),
-        basis,
-        ones / ones.sum(),
-        np.array(ridge),
-        np.array(heavy_tailed_weight),
-    )
+    weights = EmbeddingWeights.fit(z, float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam)))
+    factors = local_factors(residuals, bandwidths)
+    return ResidualDensity(weights, residuals, np.exp(bandwidths.eps), factors, np.array(heavy_tailed_weight))
 
 
 CENTRES, CENTRES_EACH = 2000, 200
@@ -240,28 +227,9 @@ def with_fewer_kernels(fitted: ResidualDensity, *how: Any) -> ResidualDensity:
         fitted: From all simulations.
         *how: The bandwidths and the weight of the heavy tails that it was fitted with.
     """
-    m, n = np.shape(fitted.residuals)
-    number = padded(CENTRES_EACH * fitted.trimmed().basis.shape[1], CENTRES)
-    if n > 1 or m <= number or 2 * len(Repeats.of(np.asarray(fitted.points))) < m:
+    z, (m, n) = np.asarray(fitted.weights.points), np.shape(fitted.residuals)
+    number = padded(CENTRES_EACH * fitted.weights.rank, CENTRES)
+    if n > 1 or m <= number or 2 * len(Repeats.of(z)) < m:
         return fitted
     rows = np.argsort(fitted.residuals[:, 0], kind="stable")[((np.arange(number) + 0.5) * m / number).astype(int)]
-    return fit_residual_density(np.asarray(fitted.points)[rows], np.asarray(fitted.residuals)[rows], *how)
-
-
-def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
-    """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
-
-    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where
-    its rank is large, of `K` itself, unless that is too large to be formed.
-    """
-    stop, whole = NEGLIGIBLE * ridge / len(z), len(z) <= AT_ONCE
-    gram: Any = gaussian_gram(z, z, beta**2) if whole else None
-    if whole:
-        factor, _ = blocked(gram, stop, len(z))
-    else:
-        factor = by_columns(lambda some: gaussian_gram(z, z[some], beta**2), np.ones(len(z)), stop)
-    dense = whole and 2 * factor.shape[1] > len(z)
-    values, vectors = np.linalg.eigh(gram if dense else factor.T @ factor)
-    kept = values > NEGLIGIBLE * ridge
-    vectors = vectors[:, kept] / np.sqrt(values[kept] + ridge)
-    return vectors * np.sqrt(values[kept]) if dense else factor @ vectors
+    return fit_residual_density(z[rows], np.asarray(fitted.residuals)[rows], *how)

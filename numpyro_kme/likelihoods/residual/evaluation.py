@@ -2,10 +2,8 @@
 
 import abc
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -16,9 +14,6 @@ from numpyro_kme.samplers.importance import PositiveLikelihood
 
 if TYPE_CHECKING:
     from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
-
-ROUNDING = 0.01
-"""What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
 
 
 class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
@@ -42,6 +37,10 @@ class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
     def log_densities(self, z):
         """As `LikelihoodAt.log_densities`."""
         return self._log_density(z, np)
+
+    def brief(self):
+        """As `ResidualSurrogate.brief`, which is made once for all observations."""
+        return replace(self, surrogate=self.surrogate.brief)
 
     @property
     def tabulated(self):
@@ -77,33 +76,10 @@ class ResidualAt(PositiveLikelihoodAt):
     def _log_density(self, given, xp):
         learnt = self.surrogate
         found = learnt.standardised(xp.asarray(self.standard), given, xp)
-        precision = xp.asarray(learnt.density.points).dtype
+        precision = xp.asarray(learnt.density.residuals).dtype
         v, log_scale = learnt.decorrelation(found.residuals, found.z, xp)
         log_density = learnt.density.log_density(v.astype(precision), found.z.astype(precision), xp)
         return log_density.astype(v.dtype) + xp.sum(found.log_slope - log_scale, axis=-1) + self.log_jacobian
-
-    def brief(self):
-        """In float32, but for locations and scales that rounding would move by more than `ROUNDING`; without the zeros
-        that fill up what is compiled."""
-        short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
-        learnt = self.surrogate
-        triangular = replace(learnt.decorrelation, curved=short(learnt.decorrelation.trimmed().curved))
-        parts = {"location": learnt.location.trimmed(), "log_scale": learnt.log_scale.trimmed()}
-        if self._rounding() <= ROUNDING:
-            parts = {name: short(part) for name, part in parts.items()}
-        density = short(learnt.density.trimmed())
-        return replace(self, surrogate=replace(learnt, density=density, decorrelation=triangular, **parts))
-
-    def _rounding(self) -> float:
-        """Largest error of locations, in residual standard deviations, and of log scales in float32.
-
-        Over at most 300 simulations; NaN where float32 cannot hold them.
-        """
-        z, parts = np.asarray(self.surrogate.density.points)[:300], (self.surrogate.location, self.surrogate.log_scale)
-        with np.errstate(all="ignore"):
-            location, log_scale = ([part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in parts)
-            errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
-            return float(np.max(np.abs(errors)))
 
 
 class Standardised(NamedTuple):

@@ -14,7 +14,6 @@ sum is smooth in `z`.
 References: Genz (1992), J. Comp. Graph. Stat. 1; Geweke, Hajivassiliou and Keane's simulator.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ from jax.typing import ArrayLike
 from scipy.special import logsumexp as logsumexp_on_host
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.evaluation import PositiveLikelihoodAt, ResidualAt
+from numpyro_kme.likelihoods.residual.evaluation import PositiveLikelihoodAt
 
 NODES, MORE_NODES = 32, 64
 """Nodes for one interval, and for several."""
@@ -53,11 +52,6 @@ class ResidualWithinAt(PositiveLikelihoodAt):
     log_jacobian: ArrayLike
     data: Any
 
-    def brief(self):
-        """As `LikelihoodAt.brief`."""
-        whole = ResidualAt(self.surrogate, self.standard, self.log_jacobian, self.data)
-        return replace(self, surrogate=whole.brief().surrogate)
-
     def _log_density(self, given, xp):
         learnt, number = self.surrogate, np.shape(self.low)[-1]
         first = len(learnt.transform.kept) - number
@@ -82,7 +76,7 @@ class ResidualWithinAt(PositiveLikelihoodAt):
             v = xp.tan(xp.clip(start + points[:, i] * size, -np.pi / 2 + 1e-6, np.pi / 2 - 1e-6))
             total = total + xp.log(size + 1e-30) + xp.log1p(xp.square(v))  # log of (F(b) - F(a)) / f(v)
             u.append(xp.broadcast_to(before + v * xp.exp(rho), nodes))
-        precision = xp.asarray(learnt.density.points).dtype
+        precision = xp.asarray(learnt.density.residuals).dtype
 
         def log_density(u, z):
             v, log_scale = learnt.decorrelation(u, z, xp)

@@ -63,6 +63,8 @@ class UsualSlopes:
             moved: `z - z~`, `(..., D)`.
             log_scale: `log sigma` at `z~`, `(..., n)`.
         """
+        if xp is np and not moved.any():
+            return differences * np.exp(-log_scale), log_scale
         (location, scale), (up, down) = (xp.asarray(leaf).astype(moved.dtype) for leaf in (self.either, self.onwards))
         right, left = xp.square(xp.maximum(moved, 0.0)), xp.square(xp.maximum(-moved, 0.0))
         towards = xp.where(differences > 0.0, right @ up.T + left @ down.T, right @ down.T + left @ up.T)

@@ -1,5 +1,6 @@
 """A density of residuals that is a product: of each by itself, given the coordinates."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,11 +9,12 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.mixture import ResidualKernels, log_defended, log_kernels_at
+from numpyro_kme.likelihoods.residual.mixture import log_defended, log_kernels_at
+from numpyro_kme.likelihoods.residual.weights import EmbeddingWeights
 
 
 @register
-class ProductDensity(ResidualKernels):
+class ProductDensity:
     r"""Densities of single residuals given coordinates `(D,)`, each a mixture as `ResidualDensity` is of all together.
 
     $\prod_i \big( (1 - w_i) \sum_j a_j(z) N(v_i \mid \sqrt{1 - \epsilon_i^2} r_{ji}, (\epsilon_i s_{ji})^2) + w_i
@@ -20,10 +22,18 @@ class ProductDensity(ResidualKernels):
     They share the weights.
 
     Attributes:
+        weights: `a`, of `m` simulations.
+        residuals: Their held-out decorrelated residuals, `(m, n)`.
+        eps: Bandwidths, `(n,)`.
+        factors: Local bandwidth factors `s`, `(m, n)`.
         heavy_tailed_weights: `w`, `(n,)`.
         proportion: Mixing proportion `pi` of the product, beside the density of all together, a scalar.
     """
 
+    weights: EmbeddingWeights
+    residuals: Array
+    eps: Array
+    factors: Array
     heavy_tailed_weights: Array
     proportion: Array
 
@@ -32,6 +42,10 @@ class ProductDensity(ResidualKernels):
         """What a person reads."""
         weight = f"{float(self.proportion):.0%}"
         return f"each by itself, a product of their densities, in a mixture with weight {weight}"
+
+    def trimmed(self) -> "ProductDensity":
+        """For NumPy: with weights that it evaluates fast."""
+        return replace(self, weights=self.weights.trimmed())
 
     def log_density(self, v: Any, z: Any, xp: Any) -> Any:
         """As `ResidualDensity.log_density`. Cost: `n` kernels and exponentials for each simulation."""

@@ -64,16 +64,11 @@ def fit_product(
         density.fit_residual_density(z, residuals[:, i : i + 1], own, score.heavy_tailed_weight())
         for i, (own, score) in enumerate(zip(shared, scores))
     ]
-    first = fits[0]
     product = ProductDensity(
-        first.points,
+        fits[0].weights,
         residuals,
         np.concatenate([np.asarray(fit.eps) for fit in fits]),
         np.stack([np.asarray(fit.factors) for fit in fits], axis=1),
-        first.beta,
-        first.basis,
-        first.intercept,
-        first.ridge,
         np.array([float(fit.heavy_tailed_weight) for fit in fits]),
         np.array(proportion),
     )

@@ -56,7 +56,10 @@ class SupportBounds:
     side: Array
 
     def __call__(self, s: Any, z: Any, xp: Any = jnp) -> tuple[Any, Any]:
-        """What takes the place of statistics `(..., n)` at points `(..., D)`, and logs of the slopes, `(..., n)`."""
+        """What takes the place of statistics `(..., n)` at points `(..., D)`, and logs of the slopes, `(..., n)`; the
+        statistics themselves and 0 by NumPy where there is no line."""
+        if xp is np and not np.any(self.side):
+            return s, 0.0
         line = self.offset + features(z, xp) @ xp.asarray(self.linear).T
         gaps, bounded = s - line.astype(z.dtype), xp.asarray(self.side) != 0.0
         found = xp.arcsinh(gaps / self.width)

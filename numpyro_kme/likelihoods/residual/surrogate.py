@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -27,6 +27,8 @@ from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
+ROUNDING = 0.01
+"""What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
 SHOWN = 8
 """So many statistics are listed by number."""
 BEYOND = 1.25
@@ -96,7 +98,7 @@ class ResidualSurrogate(Surrogate):
     @property
     def dim(self):
         """Number of coordinates."""
-        return np.shape(self.density.points)[1]
+        return np.shape(self.density.weights.points)[1]
 
     def named(self, names: Sequence[str]) -> "ResidualSurrogate":
         """As `Surrogate.named`."""
@@ -129,10 +131,32 @@ class ResidualSurrogate(Surrogate):
         kept, scale = y[..., np.array(self.transform.kept)], xp.asarray(self.transform.scale)
         return ResidualAt(self._to_evaluate, (kept - self.transform.centre) / scale, -xp.sum(xp.log(scale)), y)
 
-    @property
+    @cached_property
     def _to_evaluate(self) -> "ResidualSurrogate":
         """Without what only reports read."""
         return replace(self, residuals=None, location_errors=None)
+
+    @cached_property
+    def brief(self) -> "ResidualSurrogate":
+        """As `LikelihoodAt.brief`: in float32, but for locations and scales that rounding would move by more than
+        `ROUNDING`; without the zeros that fill up what is compiled."""
+        short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
+        triangular = replace(self.decorrelation, curved=short(self.decorrelation.trimmed().curved))
+        parts: dict[str, Any] = {"location": self.location.trimmed(), "log_scale": self.log_scale.trimmed()}
+        if self._rounding() <= ROUNDING:
+            parts = {name: short(part) for name, part in parts.items()}
+        return replace(self, density=short(self.density.trimmed()), decorrelation=triangular, **parts)
+
+    def _rounding(self) -> float:
+        """Largest error of locations, in residual standard deviations, and of log scales in float32.
+
+        Over at most 300 simulations; NaN where float32 cannot hold them.
+        """
+        z, parts = np.asarray(self.density.weights.points)[:300], (self.location, self.log_scale)
+        with np.errstate(all="ignore"):
+            location, log_scale = ([part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in parts)
+            errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
+            return float(np.max(np.abs(errors)))
 
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """As `Surrogate.within`: the integral of the density over the intervals."""
@@ -161,7 +185,7 @@ class ResidualSurrogate(Surrogate):
         chosen = self.transform.numbers(seen, last)
         if np.array_equal(chosen, np.arange(len(self.transform.kept))):
             return self
-        learnt = self.form.dependence(np.asarray(self.density.points), np.asarray(self.residuals)[:, chosen])
+        learnt = self.form.dependence(np.asarray(self.density.weights.points), np.asarray(self.residuals)[:, chosen])
         some = partial(jax.tree.map, lambda leaf: np.asarray(leaf)[chosen])
         information, slopes = np.asarray(self.location_information)[chosen], self.slopes.some(chosen)
         weights = (information + slopes.scale_information).sum(axis=0)
@@ -169,7 +193,7 @@ class ResidualSurrogate(Surrogate):
         return replace(
             self,
             transform=self.transform.some(chosen),
-            region=Region.of(np.asarray(self.density.points), weights),
+            region=Region.of(np.asarray(self.density.weights.points), weights),
             location_information=information,
             slopes=slopes,
             support=some(self.support),
@@ -191,9 +215,14 @@ class ResidualSurrogate(Surrogate):
         `ResidualAt.log_density`."""
         z = self.region.nearest(given, xp)
         bounded, log_slope = self.support(standard, z, xp)
-        difference = self.marginals(bounded, xp) - self.location(z, xp).astype(z.dtype)
-        u, log_scale = self.slopes.residuals(difference, given - z, self.log_scale(z, xp).astype(z.dtype), xp)
+        parts = np.split(self._both(z, np), 2, axis=-1) if xp is np else (self.location(z), self.log_scale(z))
+        location, log_scale = (part.astype(z.dtype) for part in parts)
+        u, log_scale = self.slopes.residuals(self.marginals(bounded, xp) - location, given - z, log_scale, xp)
         return Standardised(u, self.marginals.log_slope(bounded, xp) + log_slope - log_scale, z)
+
+    @cached_property
+    def _both(self) -> RidgeFunctions:
+        return self.location.joined(self.log_scale)
 
     def locations(self, y: Any, z: np.ndarray) -> Locations | None:
         """As `Surrogate.locations`; the same for all observations."""
@@ -258,7 +287,7 @@ class ResidualSurrogate(Surrogate):
         """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
         density, curved_map = self.density, self.decorrelation.curved
         # A log scale that varies by more than this over the simulations changes
-        changes = np.std(self.log_scale.on_host(np.asarray(density.points)[:300]), axis=0) > 0.1
+        changes = np.std(self.log_scale.on_host(np.asarray(density.weights.points)[:300]), axis=0) > 0.1
         curved = np.count_nonzero(self.location.rbf, axis=1) > 0
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
@@ -275,8 +304,8 @@ class ResidualSurrogate(Surrogate):
             **({} if curved_map is None else {"given those before": self._list(curved_map.used())}),
             **({} if density.product is None else {"residuals": density.product.told}),
             "eps": np.asarray(density.eps),
-            "beta": float(density.beta),
-            "lam": float(density.ridge) / len(density.points),
+            "beta": float(density.weights.beta),
+            "lam": float(density.weights.ridge) / len(density.weights.points),
             "mutual information": self.mutual_information(),
         }
 
