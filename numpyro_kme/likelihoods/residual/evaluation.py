@@ -59,7 +59,8 @@ class ResidualAt(PositiveLikelihoodAt):
     Outside the simulated region it is lower: `numpyro_kme.likelihoods.residual.outside`.
 
     Cost: about `(D + n + 2 r) m` operations for `r` columns of the density's basis, and the exponentials of the
-    kernels that location and scale need; products of matrices under `vmap`.
+    kernels that location and scale need; products of matrices under `vmap`. In brief the `m` exponentials and `2 r m`
+    operations of the weights are `r m` with `r` pivots, where few suffice.
 
     Attributes:
         surrogate: What was learnt.
