@@ -18,6 +18,9 @@ SHIFT, ERRORS, LEFT, MOST = 0.25, 2.0, 0.78, 1.7
 of those of the shift, or leaves less than `LEFT` of the standard deviation, so moves its logarithm by as much; too
 narrow, by signed weights whose variances are noisy, where it leaves `MOST` times that."""
 
+MORE = 4
+"""Times as many simulations as are accepted, from which what a distance blurs is told."""
+
 FEW = 100
 """Statistics with which it is looked at unasked."""
 
@@ -40,7 +43,9 @@ class Change(NamedTuple):
         return (self.shift > SHIFT) & (self.shift > ERRORS * self.error) | (self.left < LEFT)
 
 
-def warn_if_coarse(name: str, problem: Problem, table: ReferenceTable, weights: np.ndarray, y: np.ndarray) -> None:
+def warn_if_coarse(
+    name: str, problem: Problem, table: ReferenceTable, weights: np.ndarray, y: np.ndarray, distances: np.ndarray
+) -> None:
     """Weights by a discrepancy or a kernel may see less than the data say, and nothing in them shows it."""
     if table.simulated_statistics.shape[1] > FEW:
         return
@@ -58,6 +63,8 @@ def warn_if_coarse(name: str, problem: Problem, table: ReferenceTable, weights: 
             f"{name}: the posterior is coarse. {near} moves the mean of {told.names[d]} by {told.shift[d]:.2g} of its "
             f"standard deviation, and leaves {told.left[d]:.2g} of that. {advice}"
         )
+    elif _numbers(table):
+        _warn_if_wider_with_distance(name, table, weights, distances)
     if by_coordinate.left.max() > MOST:
         d = int(np.argmax(by_coordinate.left))
         checks.warn(
@@ -67,7 +74,7 @@ def warn_if_coarse(name: str, problem: Problem, table: ReferenceTable, weights: 
 
 
 def _warn_if_on_one_side(name: str, table: ReferenceTable, weights: np.ndarray, found: RegressionAdjustment) -> None:
-    q, numbers = table.simulated_statistics.shape[1], table.x.ndim == 2 and not table.ragged
+    q, numbers = table.simulated_statistics.shape[1], _numbers(table)
     enough = effective_sample_size(np.maximum(weights, 0.0)) > PER_STATISTIC * q
     if numbers and enough and found.distance > q + 2.0:
         checks.warn(
@@ -76,6 +83,58 @@ def _warn_if_on_one_side(name: str, table: ReferenceTable, weights: np.ndarray, 
             "too wide. Simulate more, leave out numbers that say nothing of the parameters, or use `KELFI`, which does "
             "not compare with the nearest."
         )
+
+
+def _numbers(table: ReferenceTable) -> bool:
+    """Whether outputs are compared number by number."""
+    return table.x.ndim == 2 and not table.ragged
+
+
+def _warn_if_wider_with_distance(name: str, table: ReferenceTable, weights: np.ndarray, distances: np.ndarray) -> None:
+    """Where outputs are no straight lines in the latents a regression sees little of what a distance blurs."""
+    number = int(np.count_nonzero(weights))
+    if weights.min() < 0.0 or np.ptp(weights[weights != 0.0]) > 0.0 or MORE * number > len(weights) / 2:
+        return
+    names, numbers = _varying(table.latents, np.argsort(distances, kind="stable")[: MORE * number])
+    left, error = at_no_distance(numbers, np.sort(distances)[: MORE * number], number)
+    coarse = (left < LEFT) & (1.0 - left**2 > ERRORS * error)
+    if coarse.any():
+        d = int(np.argmin(np.where(coarse, left, np.inf)))
+        checks.warn(
+            f"{name}: the posterior is coarse. The standard deviation of {names[d]} falls with the distance from the "
+            f"observation: from the {number} nearest simulations and the {MORE * number} nearest, {left[d]:.2g} of it "
+            "would be left at distance 0. Use more simulations, or `KELFI`, which compares with all of them."
+        )
+
+
+def at_no_distance(numbers: np.ndarray, distances: np.ndarray, nearest: int) -> tuple[np.ndarray, np.ndarray]:
+    r"""What is left of standard deviations as a distance goes to 0, and standard errors of the squares, `(p,)` each.
+
+    To first order variances grow with the mean squared distance $e$ of those that are accepted. From the nearest and
+    from all, $v_0 = v_1 - (v_2 - v_1) e_1 / (e_2 - e_1)$, Richardson's extrapolation; the errors are those of the
+    influence functions.
+
+    Args:
+        numbers: `(m, p)`, the nearest first.
+        distances: `(m,)`, in this order.
+        nearest: How many of them are accepted.
+    """
+    centred = [part - part.mean(axis=0) for part in (numbers[:nearest], numbers)]
+    accepted, every = (np.square(part).mean(axis=0) for part in centred)
+    near, far = np.square(distances[:nearest]).mean(), np.square(distances).mean()
+    factor = near / max(far - near, 1e-300)
+    left = 1.0 - (every / np.maximum(accepted, 1e-300) - 1.0) * factor
+    influence = -factor * (np.square(centred[1]) - every) / len(numbers)
+    influence[:nearest] += (1.0 + factor - left) * (np.square(centred[0]) - accepted) / nearest
+    return np.sqrt(np.maximum(left, 0.0)), np.sqrt(np.square(influence).sum(axis=0)) / np.maximum(accepted, 1e-300)
+
+
+def _varying(latents: Mapping[str, np.ndarray], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Names and values of all numbers of latents at some simulations that differ between them, `(p,)` and `(r, p)`."""
+    numbers = _columns({name: value[rows] for name, value in latents.items()})
+    names = [entry for name, value in latents.items() for entry in entry_names(name, value.shape[1:])]
+    varies = np.ptp(numbers, axis=0) > 1e-6 * np.abs(numbers).max(axis=0)
+    return np.array(names)[varies], numbers[:, varies]
 
 
 def _of_coordinates(table: ReferenceTable, found: RegressionAdjustment) -> Change:

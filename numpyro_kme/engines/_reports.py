@@ -25,7 +25,7 @@ from numpyro_kme.simulations import Simulations
 AT, EXTREME = 200, 8
 """Draws, and smallest and largest of several observations, at which that is worked out."""
 
-IN_TAILS = 0.1
+IN_TAILS = 0.05
 """A larger proportion of draws under which the observation is further out than all simulated residuals is warned of."""
 
 SAYS_NOTHING = 0.05
@@ -51,11 +51,12 @@ def warn_of(posterior: LearntPosterior) -> None:
             by_call = beyond_by_call(posterior.problem, fitted, site, posterior.drawn.coordinates[site])
             far = np.argwhere(by_call > fitted.negligible)
             checks.warn(extrapolation_message(site, proportion, _more(posterior.simulations, posterior.problem), far))
+    coarse = posterior.moved_by_default > COARSE  # so that its draws reach into the tails of the other form
     decided = not np.std(posterior.drawn.log_likelihood) <= SAYS_NOTHING
     for site, share in posterior.in_tails.items():
-        if share > IN_TAILS and decided:
+        if share > IN_TAILS and decided and not coarse:
             checks.warn(_tails_message(site, share, posterior.problem.simulators[site]))
-    if posterior.moved_by_default > COARSE:
+    if coarse:
         checks.warn(_coarse_message(posterior.moved_by_default, len(posterior.simulations)))
     if posterior.moved_by_half > UNSURE and not unresolved(posterior):
         checks.warn(_unsure_message(posterior.moved_by_half, posterior.simulations, posterior.problem))

@@ -231,7 +231,7 @@ class WeightedEngine(SimulationEngine):
         if self.regression_adjustment:
             table, info["regression adjustment"] = adjusted(problem, table, weights, y)
         elif not far and not problem.discrete:  # a regression says little of a probability
-            warn_if_coarse(type(self).__name__, problem, table, weights, y)
+            warn_if_coarse(type(self).__name__, problem, table, weights, y, found.distances)
         _warn_of_variances(table, weights)
         if (weights >= 0).all():
             chosen = systematic_shuffled(rng_key, weights, self.num_samples)

@@ -251,3 +251,42 @@ def test_data_sets_without_any_variance_are_taken(size):
 def test_weights_sum_to_one():
     with pytest.raises(ValueError, match="`weights` must sum to one"):
         RegressionAdjustment.fit(np.ones((5, 1)), np.ones((5, 2)), np.full(5, 0.3), np.ones(2))
+
+
+def size_beside_noise(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(size_with_noise, theta), obs=x)
+
+
+def size_with_noise(rng_key, theta):
+    return jnp.array([jnp.abs(theta), 0.0, 0.0, 0.0]) + 0.1 * jax.random.normal(rng_key, (4,))
+
+
+def test_what_no_regression_sees_is_seen_by_the_distance():
+    """Of an absolute value both signs are as near, and numbers that say nothing make all far."""
+    engine = kme.RejectionABC(size_beside_noise, 6000, quantile=0.05, progress_bar=False)
+    with pytest.warns(UserWarning, match=r"coarse. The standard deviation of theta falls.* 300 nearest.* 1200 nearest"):
+        engine.run(KEY, x=np.zeros(4))
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_where_the_distance_blurs_little():
+    """Draws from the prior say nothing new nearer; a single number is near enough."""
+    for x, quantile in ((np.array([0.9, 0.0, 0.0]), 0.01), (np.array([0.2, 0.1, -0.1]), 0.01)):
+        for key in range(3):
+            engine = kme.RejectionABC(beside_noise, 20_000, quantile=quantile, progress_bar=False)
+            engine.run(jax.random.key(key), x=x)
+
+
+def test_extrapolation_to_no_distance_and_its_error(rng):
+    """Variances of 1 + 3 d^2, with d^2 of 1 on average among the nearest and of 4 among all."""
+    exact = 1.0 / np.sqrt(1.0 + 3.0 * 0.5)
+    found, errors = [], []
+    for _ in range(400):
+        distances = np.sqrt(np.sort(rng.uniform(size=800)) * 4.0)
+        numbers = np.sqrt(1.0 + 3.0 * distances**2)[:, None] * rng.normal(size=(800, 2))
+        left, error = _coarse.at_no_distance(numbers, distances, 200)
+        found.append(left**2)
+        errors.append(error)
+    assert np.mean(found) == pytest.approx(exact**2, abs=0.03)
+    np.testing.assert_allclose(np.mean(errors, axis=0), np.std(found, axis=0), rtol=0.15)
