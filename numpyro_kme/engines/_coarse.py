@@ -95,15 +95,18 @@ def _warn_if_wider_with_distance(name: str, table: ReferenceTable, weights: np.n
     number = int(np.count_nonzero(weights))
     if weights.min() < 0.0 or np.ptp(weights[weights != 0.0]) > 0.0 or MORE * number > len(weights) / 2:
         return
-    names, numbers = _varying(table.latents, np.argsort(distances, kind="stable")[: MORE * number])
-    left, error = at_no_distance(numbers, np.sort(distances)[: MORE * number], number)
+    nearest = np.argsort(distances, kind="stable")[: MORE * number]
+    near, numbers = distances[nearest], _columns({name: value[nearest] for name, value in table.latents.items()})
+    varies = _varies(numbers[:number])
+    names = _names(table.latents)[varies]
+    left, error = at_no_distance(numbers[:, varies], near, number)  # all that are as far as the last are accepted
     coarse = (left < LEFT) & (1.0 - left**2 > ERRORS * error)
     if coarse.any():
         d = int(np.argmin(np.where(coarse, left, np.inf)))
         checks.warn(
             f"{name}: the posterior is coarse. The standard deviation of {names[d]} falls with the distance from the "
-            f"observation: from the {number} nearest simulations and the {MORE * number} nearest, {left[d]:.2g} of it "
-            "would be left at distance 0. Use more simulations, or `KELFI`, which compares with all of them."
+            f"observation: from the {number} nearest simulations and the {MORE * number} nearest, about {left[d]:.0%} "
+            "of it would be left at distance 0. Use more simulations, or `KELFI`, which compares with all of them."
         )
 
 
@@ -115,26 +118,28 @@ def at_no_distance(numbers: np.ndarray, distances: np.ndarray, nearest: int) -> 
     influence functions.
 
     Args:
-        numbers: `(m, p)`, the nearest first.
-        distances: `(m,)`, in this order.
+        numbers: `(m, p)`, the nearest first, none constant among those that are accepted.
+        distances: `(m,)`, in this order, not all the same.
         nearest: How many of them are accepted.
     """
     centred = [part - part.mean(axis=0) for part in (numbers[:nearest], numbers)]
     accepted, every = (np.square(part).mean(axis=0) for part in centred)
     near, far = np.square(distances[:nearest]).mean(), np.square(distances).mean()
-    factor = near / max(far - near, 1e-300)
-    left = 1.0 - (every / np.maximum(accepted, 1e-300) - 1.0) * factor
+    factor = near / (far - near)
+    left = 1.0 - (every / accepted - 1.0) * factor
     influence = -factor * (np.square(centred[1]) - every) / len(numbers)
     influence[:nearest] += (1.0 + factor - left) * (np.square(centred[0]) - accepted) / nearest
-    return np.sqrt(np.maximum(left, 0.0)), np.sqrt(np.square(influence).sum(axis=0)) / np.maximum(accepted, 1e-300)
+    return np.sqrt(np.maximum(left, 0.0)), np.sqrt(np.square(influence).sum(axis=0)) / accepted
 
 
-def _varying(latents: Mapping[str, np.ndarray], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Names and values of all numbers of latents at some simulations that differ between them, `(p,)` and `(r, p)`."""
-    numbers = _columns({name: value[rows] for name, value in latents.items()})
-    names = [entry for name, value in latents.items() for entry in entry_names(name, value.shape[1:])]
-    varies = np.ptp(numbers, axis=0) > 1e-6 * np.abs(numbers).max(axis=0)
-    return np.array(names)[varies], numbers[:, varies]
+def _names(latents: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Names of the numbers of `_columns`, `(k,)`."""
+    return np.array([entry for name, value in latents.items() for entry in entry_names(name, value.shape[1:])])
+
+
+def _varies(numbers: np.ndarray) -> np.ndarray:
+    """Which columns of `(r, k)` are not constant, `(k,)`."""
+    return np.ptp(numbers, axis=0) > 1e-6 * np.abs(numbers).max(axis=0)
 
 
 def _of_coordinates(table: ReferenceTable, found: RegressionAdjustment) -> Change:
@@ -156,9 +161,8 @@ def _of_latents(
     before, moved = _columns({name: value[near] for name, value in table.latents.items()}), found.adjusted[near]
     found_there = back.latents_table(moved)
     after = _columns({name: found_there[name] for name in table.latents})
-    names = np.array([entry for name, value in table.latents.items() for entry in entry_names(name, value.shape[1:])])
-    varies = np.ptp(before, axis=0) > 1e-6 * np.abs(before).max(axis=0)
-    before, after, names = before[:, varies], after[:, varies], names[varies]
+    varies = _varies(before)
+    before, after, names = before[:, varies], after[:, varies], _names(table.latents)[varies]
     scale = deviations(before, w)
     # each point is left out of the regression that moves it
     held_out = np.max(found.residual / np.maximum(deviations(moved, positive), 1e-300))

@@ -110,6 +110,13 @@ def test_a_small_power_makes_the_tails_decide_and_a_usual_observation_does_not()
         warnings.simplefilter("error")
         quiet = engine.posterior.drawn._replace(log_likelihood=np.linspace(0.0, 0.1, 1000))
         _reports.warn_of(replace(engine.posterior, drawn=quiet))
+    few = replace(engine.posterior, in_tails={"x": 0.07})
+    with pytest.warns(UserWarning, match="Under 7% of the posterior draws"):
+        _reports.warn_of(few)
+    with warnings.catch_warnings(record=True) as said:  # that the other form would move it says more
+        warnings.simplefilter("always")
+        _reports.warn_of(replace(few, moved_by_default=1.0))
+    assert len(said) == 1 and "the default form" in str(said[0].message)
     usual = alarms(model(lines, 1), np.zeros(1), 300, 0)[0]
     assert usual.posterior.in_tails["x"] < 0.02
     learnt, z = usual.likelihoods["x"].surrogate, usual.posterior.drawn.coordinates["x"].reshape(-1, 1)

@@ -1,13 +1,16 @@
 """Kernels of single residuals on a grid: a density at many residuals, by one row of a table for each point."""
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.mixture import log_heavy_tailed, log_kernels_at
+
+if TYPE_CHECKING:
+    from numpyro_kme.likelihoods.residual.density import ResidualDensity
 
 FINEST = 0.25
 """Distance of grid points, in bandwidths of the narrowest kernel: log densities err by about 1e-4, and by 3e-3 where a
@@ -44,7 +47,7 @@ class Tabulated:
     kernels: Array
 
     @classmethod
-    def of(cls, density: Any) -> "Tabulated | None":
+    def of(cls, density: "ResidualDensity") -> "Tabulated | None":
         """Of kernels around single residuals; None around vectors, or where they would need a large table."""
         eps, residuals = np.asarray(density.eps, np.float64), np.asarray(density.residuals, np.float64)
         if len(eps) > 1:

@@ -52,7 +52,10 @@ class EmbeddingWeights:
 
     @classmethod
     def fit(cls, z: np.ndarray, beta: float, ridge: float) -> "EmbeddingWeights":
-        """At coordinates `(m, D)`. Cost: `m r^2` where `K` has numerical rank `r`."""
+        """At coordinates `(m, D)`, with the length scale of the kernel and `m lam`.
+
+        Cost: `m r^2` where `K` has numerical rank `r`.
+        """
         basis = _basis(z, beta, ridge)
         basis = np.pad(basis, ((0, 0), (0, padded(basis.shape[1], 16, 64) - basis.shape[1])))
         ones = 1.0 - basis @ basis.sum(axis=0)
@@ -65,7 +68,7 @@ class EmbeddingWeights:
 
     def __call__(self, z: Any, xp: Any = jnp) -> Any:
         """`a(z)` at points `(..., D)` up to a factor, `(..., m)`."""
-        kernel, one = _gaussian(z, self.points, self.beta, self.ridge, xp), xp.ones((*z.shape[:-1], 1), z.dtype)
+        kernel, one = _gaussian(z, self.points, self.beta, xp.log(self.ridge), xp), xp.ones((*z.shape[:-1], 1), z.dtype)
         # k - U U' k, and the intercept times what is left of 1 after its sum, k' (1 - U U' 1)
         basis, intercept = xp.asarray(self.basis), xp.asarray(self.intercept)[None, :]
         rest = 1.0 - basis @ xp.sum(basis, axis=0)
@@ -113,16 +116,16 @@ class PivotWeights:
 
     def __call__(self, z: Any, xp: Any = jnp) -> Any:
         """As `EmbeddingWeights`."""
-        found = _gaussian(z, self.points, self.beta, np.float32(1.0), xp) @ xp.asarray(self.matrix)
+        found = _gaussian(z, self.points, self.beta, 0.0, xp) @ xp.asarray(self.matrix)
         found += xp.asarray(self.intercept)  # in place by NumPy
         return positive_part(found, SOFTNESS / np.shape(self.matrix)[1], xp)
 
 
-def _gaussian(z: Any, points: Any, beta: Any, divisor: Any, xp: Any) -> Any:
+def _gaussian(z: Any, points: Any, beta: Any, log_divisor: Any, xp: Any) -> Any:
     """The kernel between points `(..., D)` and `(r, D)` over a number, `(..., r)`, by one product of matrices."""
     points, z = xp.asarray(points) / beta, z / beta
     size, one = xp.sum(xp.square(points), axis=1, keepdims=True), xp.ones((*z.shape[:-1], 1), z.dtype)
-    factor = xp.concatenate([points, -0.5 * size - xp.log(divisor), -0.5 * xp.ones_like(size)], axis=1)
+    factor = xp.concatenate([points, -0.5 * size - log_divisor, -0.5 * xp.ones_like(size)], axis=1)
     powers = xp.concatenate([z, one, xp.sum(xp.square(z), axis=-1, keepdims=True)], axis=-1)
     return exponentials(powers @ factor.T, xp)
 
