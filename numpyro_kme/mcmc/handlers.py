@@ -18,6 +18,7 @@ from numpyro_kme.losses.generator import Generator, QuadratureNodes
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.mcmc.loss_density import Bound, Call, LossDensity, check_site
 from numpyro_kme.mcmc.noise import (
+    NOISE,
     CommonNoise,
     FreshNoise,
     LatentNoise,
@@ -157,7 +158,7 @@ class generalized_bayes(Messenger):
 
     Which kernels work: `CommonNoise` gives a density for NUTS where the simulator is in JAX and its draws are smooth
     in the parameters, and for the gradient-free ensembles AIES and ESS of NumPyro for any simulator; `LatentNoise` is
-    for NUTS, `FreshNoise` for `PseudoMarginal`.
+    for NUTS and `PseudoMarginal`, `FreshNoise` for `PseudoMarginal`.
 
     Args:
         model: A model with `Simulator` sites, each in one plate and observed with one event for each element.
@@ -235,7 +236,7 @@ class generalized_bayes(Messenger):
             one = latent_noise(simulator).distribution(simulator)
             all_noise = one.expand((noise.num_simulated, *one.batch_shape)).to_event(1 + len(one.batch_shape))
             with compat.outside(self):
-                values = numpyro.sample(f"{msg['name']}_noise", all_noise)
+                values = numpyro.sample(f"{msg['name']}_noise", all_noise, infer={NOISE: True})
             return QuadratureNodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
         key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):

@@ -52,7 +52,8 @@ class LatentNoise:
     """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
 
     Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
-    points; for NUTS, with simulators in JAX whose noise is declared (`FromNoise`) or can be lifted (`lift_noise`).
+    points; with simulators in JAX whose noise is declared (`FromNoise`) or can be lifted (`lift_noise`), for NUTS, and
+    for `PseudoMarginal` where draws have no derivative.
 
     Args:
         num_simulated: Simulated points `M`.
@@ -87,6 +88,9 @@ class FreshNoise:
 
 
 NoisePolicy = CommonNoise | LatentNoise | FreshNoise
+
+NOISE = "simulator_noise"
+"""In `infer` of a latent: it is the noise of a simulator."""
 
 
 def simulation_key(site: str, *, common: bool = False) -> jax.Array | None:

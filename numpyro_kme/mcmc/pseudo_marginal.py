@@ -7,23 +7,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.initialization import init_to_median
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import is_prng_key
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, brief, shown
-from numpyro_kme.mcmc.noise import simulation_keys
+from numpyro_kme.mcmc.noise import NOISE, simulation_keys
+
+OF_NOISE = 0.35
+"""Acceptance that the steps of noise alone adapt to: of .2, .35 and .5 the best for seven soft ABC posteriors."""
 
 
 class Adapted(NamedTuple):
-    """Moments of the chain, unconstrained, and the log scale of proposals."""
+    """Moments of the parameters, unconstrained, the log scale of their proposals, and the log of the noise's step."""
 
     mean: jax.Array
     covariance: jax.Array
     log_scale: jax.Array
+    log_step: jax.Array
 
 
 class PseudoMarginalState(NamedTuple):
@@ -34,7 +39,7 @@ class PseudoMarginalState(NamedTuple):
         potential_energy: The estimate at `z`, from `noise_key`; kept as long as the chain stays.
         noise_key: The key of that estimate, or `(blocks,)` keys.
         i: Steps taken.
-        accept_prob: Of the last proposal.
+        accept_prob: Of the last proposal of parameters.
         mean_accept_prob: Mean since warmup began, or ended.
         adapted: The proposal.
         rng_key: Key of the next step.
@@ -62,6 +67,12 @@ class PseudoMarginal(MCMCKernel):
     and whole-number outputs work. For models from `generalized_bayes(..., noise=FreshNoise(...))`, and for any model
     that asks for `simulation_key(site)`.
 
+    Noise `z` that is a latent of the model, of `generalized_bayes(..., noise=LatentNoise(...))` and `soft_abc`, moves
+    by correlated steps instead, `z' = sqrt(1 - s^2) z + s xi` with `xi ~ N(0, I)`, which leave its distribution as it
+    is: the density of the parameters with this noise is known exactly, and what the noise does to it changes little
+    from one step to the next. Each step of the chain moves parameters and noise together, then the noise alone, to
+    whose acceptance `s` adapts. That needs no derivative, which NUTS over the noise does.
+
     Args:
         model: The model.
         blocks: Into how many parts the noise is split. Each proposal brings new noise for one of them, chosen at
@@ -70,13 +81,14 @@ class PseudoMarginal(MCMCKernel):
         target_accept_prob: Acceptance that the scale adapts to. Noisy estimates want less than the 0.234 of exact ones.
         init_strategy: Where chains start, as in NumPyro.
     Raises:
-        ValueError: If `target_accept_prob` is not between 0 and 1, or `blocks` is not a positive whole number.
-    Cost: one evaluation of the model a step. Acceptance far below the target at every scale means that the estimate is
-    too
-        noisy (`log_estimate_sd`): more `num_simulated`, `repeats` or `blocks`.
+        ValueError: If `target_accept_prob` is not between 0 and 1, or `blocks` is not a positive whole number; from
+            `MCMC.run` if noise is a latent that is not standard normal.
+    Cost: one evaluation of the model a step, two where noise is a latent. Acceptance far below the target at every
+        scale means that the estimate is too noisy (`log_estimate_sd`): more `num_simulated`, `repeats` or `blocks`, or
+        correlated steps.
     References: Andrieu and Roberts (2009), Annals of Statistics 37; Haario, Saksman and Tamminen (2001), Bernoulli 7;
-    Tran,
-        Kohn, Quiroz and Villani (2016), arXiv:1603.02485.
+        Tran, Kohn, Quiroz and Villani (2016), arXiv:1603.02485; Deligiannidis, Doucet and Pitt (2018), JRSS B 80, for
+        correlated steps.
     """
 
     def __init__(
@@ -94,6 +106,7 @@ class PseudoMarginal(MCMCKernel):
         )
         self._model, self._target, self._init_strategy = model, target_accept_prob, init_strategy
         self._blocks, self._num_warmup = blocks, 0
+        self._noise_sites: tuple[str, ...] = ()
         self._programs: tuple[Callable, Callable] | None = None  # potential energy, and the map to constrained latents
 
     def _card(self) -> Card:
@@ -118,7 +131,7 @@ class PseudoMarginal(MCMCKernel):
         split = jax.random.split if single else jax.vmap(jax.random.split)
         rng_key, start_key = jnp.moveaxis(split(rng_key), int(not single), 0)
         kwargs = {"simulation_rng_key": self._first_keys(jax.random.key(0)), **(model_kwargs or {})}
-        info, potential, postprocess, _ = initialize_model(
+        info, potential, postprocess, trace = initialize_model(
             start_key,
             _with_key(self._model),
             init_strategy=self._init_strategy,
@@ -127,17 +140,17 @@ class PseudoMarginal(MCMCKernel):
             model_kwargs=kwargs,
             validate_grad=False,
         )
-        self._programs = potential, postprocess
+        self._programs, self._noise_sites = (potential, postprocess), _noise_sites(trace)
         start = info.z if init_params is None else init_params
 
         def first(z, key):
             key, noise_key = jax.random.split(key)
             noise_key = self._first_keys(noise_key)
-            flat, _ = ravel_pytree(z)
+            flat, _ = ravel_pytree(self._parted(z)[0])
             dim, dtype = len(flat), flat.dtype
-            adapted = Adapted(flat, jnp.eye(dim, dtype=dtype), jnp.asarray(jnp.log(2.4 / jnp.sqrt(dim)), dtype))
-            energy = self._energy(z, noise_key, model_args, model_kwargs)
             zero = jnp.zeros((), dtype)
+            adapted = Adapted(flat, jnp.eye(dim, dtype=dtype), jnp.asarray(jnp.log(2.4 / jnp.sqrt(dim)), dtype), zero)
+            energy = self._energy(z, noise_key, model_args, model_kwargs)
             return PseudoMarginalState(z, energy, noise_key, jnp.array(0), zero, zero, adapted, key)
 
         return jax.jit(first if single else jax.vmap(first))(start, rng_key)
@@ -197,27 +210,74 @@ class PseudoMarginal(MCMCKernel):
         place_key, new_key = jax.random.split(key)
         return kept.at[jax.random.randint(place_key, (), 0, self._blocks)].set(new_key)
 
+    def _parted(self, z):
+        """Parameters, and noise that is a latent."""
+        parameters = {name: value for name, value in z.items() if name not in self._noise_sites}
+        return parameters, {name: z[name] for name in self._noise_sites}
+
     def _step(self, state, model_args, model_kwargs):
         rng_key, step_key, noise_key, accept_key = jax.random.split(state.rng_key, 4)
         noise_key = self._renewed(state.noise_key, noise_key)
-        flat, unflatten = ravel_pytree(state.z)
+        parameters, noise = self._parted(state.z)
+        flat, unflatten = ravel_pytree(parameters)
         factor = jnp.linalg.cholesky(state.adapted.covariance)
         moved = flat + jnp.exp(state.adapted.log_scale) * factor @ jax.random.normal(step_key, flat.shape, flat.dtype)
-        energy = self._energy(unflatten(moved), noise_key, model_args, model_kwargs)
-        ratio = jnp.where(jnp.isinf(energy), -jnp.inf, state.potential_energy - energy)
-        probability = jnp.exp(jnp.minimum(ratio, 0.0))
-        accepted = jax.random.uniform(accept_key) < probability
-        z, energy, noise_key = jax.tree.map(
-            lambda new, old: jnp.where(accepted, new, old),
-            (unflatten(moved), energy, noise_key),
-            (state.z, state.potential_energy, state.noise_key),
-        )
+        now, kept = (state.z, state.potential_energy, state.noise_key), state.adapted
+        noise, of_noise = _correlated(jax.random.fold_in(step_key, 1), noise, kept.log_step)
+        proposal = {**unflatten(moved), **noise}
+        energy = self._energy(proposal, noise_key, model_args, model_kwargs)
+        now, probability = _chosen(accept_key, (proposal, energy, noise_key), now, now[1] - energy + of_noise)
+        parameters, noise = self._parted(now[0])
+        adapted = _adapt(kept, ravel_pytree(parameters)[0], probability - self._target, state.i)
+        if noise:
+            noise_key, accept_key = jax.random.split(jax.random.fold_in(step_key, 2))
+            noise, of_noise = _correlated(noise_key, noise, kept.log_step)
+            proposal = {**parameters, **noise}
+            energy = self._energy(proposal, now[2], model_args, model_kwargs)
+            now, of_step = _chosen(accept_key, (proposal, energy, now[2]), now, now[1] - energy + of_noise)
+            log_step = jnp.minimum(kept.log_step + _rate(state.i) * (of_step - OF_NOISE), 0.0)
+            adapted = adapted._replace(log_step=log_step)
         warming = state.i < self._num_warmup
-        adapted = _adapt(state.adapted, ravel_pytree(z)[0], probability - self._target, state.i)
-        adapted = jax.tree.map(lambda new, old: jnp.where(warming, new, old), adapted, state.adapted)
+        adapted = jax.tree.map(lambda new, old: jnp.where(warming, new, old), adapted, kept)
         count = jnp.where(warming, state.i + 1, state.i + 1 - self._num_warmup)
         mean = state.mean_accept_prob + (probability - state.mean_accept_prob) / count
-        return PseudoMarginalState(z, energy, noise_key, state.i + 1, probability, mean, adapted, rng_key)
+        return PseudoMarginalState(*now, state.i + 1, probability, mean, adapted, rng_key)
+
+
+def _correlated(key: jax.Array, noise: dict, log_step: jax.Array):
+    """Noise after a correlated step, reversible under its distribution, and the log of the densities' ratio."""
+    if not noise:
+        return noise, 0.0
+    flat, unflatten = ravel_pytree(noise)
+    step = jnp.exp(log_step)
+    moved = jnp.sqrt(1.0 - step**2) * flat + step * jax.random.normal(key, flat.shape, flat.dtype)
+    return unflatten(moved), 0.5 * jnp.sum((moved - flat) * (moved + flat))
+
+
+def _chosen(key: jax.Array, proposed: tuple, now: tuple, log_ratio: jax.Array):
+    """What the chain is at after a proposal `(z, energy, noise key)`, and the probability of its acceptance."""
+    probability = jnp.exp(jnp.minimum(jnp.where(jnp.isinf(proposed[1]), -jnp.inf, log_ratio), 0.0))
+    accepted = jax.random.uniform(key) < probability
+    return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), proposed, now), probability
+
+
+def _rate(i: jax.Array) -> jax.Array:
+    """By which scales of proposals adapt in step `i`."""
+    return (i + 2.0) ** -0.6
+
+
+def _noise_sites(trace: dict) -> tuple[str, ...]:
+    """Latents that are the noise of simulators, in standard normals."""
+    names = tuple(name for name, site in trace.items() if site["type"] == "sample" and site["infer"].get(NOISE))
+    for name in names:
+        fn = compat.innermost(trace[name]["fn"])
+        checks.require(
+            isinstance(fn, dist.Normal) and bool(np.all(fn.loc == 0.0) and np.all(fn.scale == 1.0)),
+            f"PseudoMarginal moves noise in standard normals, and the noise {name!r} is declared as "
+            f"{type(fn).__name__}. Draw it inside the simulator, fn(rng_key, ...), out of which it is lifted as "
+            "standard normals, or use FreshNoise.",
+        )
+    return names
 
 
 def _adapt(adapted: Adapted, point: jax.Array, excess: jax.Array, i: jax.Array) -> Adapted:
@@ -229,9 +289,10 @@ def _adapt(adapted: Adapted, point: jax.Array, excess: jax.Array, i: jax.Array) 
     rate = 1.0 / (i + 10.0)
     offset = point - adapted.mean
     covariance = adapted.covariance + rate * (jnp.outer(offset, offset) - adapted.covariance)
-    log_scale = adapted.log_scale + (i + 2.0) ** -0.6 * excess
+    log_scale = adapted.log_scale + _rate(i) * excess
     least = jnp.log(2.4 / np.sqrt(len(point))) - 3.0
-    return Adapted(adapted.mean + rate * offset, covariance, jnp.maximum(log_scale, least.astype(log_scale.dtype)))
+    log_scale = jnp.maximum(log_scale, least.astype(log_scale.dtype))
+    return adapted._replace(mean=adapted.mean + rate * offset, covariance=covariance, log_scale=log_scale)
 
 
 def _with_key(model: Callable) -> Callable:

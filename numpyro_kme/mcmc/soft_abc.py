@@ -14,7 +14,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.mcmc.noise import even_noise
+from numpyro_kme.mcmc.noise import NOISE, even_noise
 from numpyro_kme.models.simulator import Simulator
 
 
@@ -24,7 +24,8 @@ class soft_abc(Messenger):
     $p_\epsilon(\theta, z \mid y) \propto p(\theta)\, N(z; 0, I)\, k_\epsilon(y, f(z, \theta))$, where `f(z, theta)` is
     the simulator as a function of standard normals (`lift_noise`), or of the noise that it declares (`FromNoise`). Its
     marginal in $\theta$ is the soft ABC posterior, $p(\theta)\, E[k_\epsilon(y, x) \mid \theta]$, exactly: no
-    simulation is rejected or weighted, and NUTS follows the derivatives of the simulator. The smaller $\epsilon$, the
+    simulation is rejected or weighted, and NUTS follows the derivatives of the simulator. Where draws have none, since
+    they are whole numbers or jump, `PseudoMarginal` moves parameters and noise without. The smaller $\epsilon$, the
     closer it is to the posterior, and the narrower the ridge along which $(\theta, z)$ moves.
 
     The result is an ordinary NumPyro model with a latent `<site>_noise` more for each simulator, of shape
@@ -32,12 +33,12 @@ class soft_abc(Messenger):
     observed stay in place, so that `Predictive` still simulates.
 
     Args:
-        model: A model with observed `Simulator` sites, written in JAX and differentiable in parameters and noise.
+        model: A model with observed `Simulator` sites, written in JAX; for NUTS differentiable in parameters and noise.
         kernel: On outputs of one call, with a logarithm: `Gaussian(epsilon)`, where `epsilon` is a number, or one for
             each number of the output, in its units.
     Raises:
-        ValueError: When the model runs: if the noise of a simulator cannot be had as numbers, if it returns whole
-            numbers, or if its site is scaled.
+        ValueError: When the model runs: if the noise of a simulator cannot be had as numbers, or if its site is scaled.
+        NotImplementedError: When a kernel asks for the derivative of whole numbers.
     Cost: one simulation and its derivative a step of the sampler; best with at most some hundred dimensions of noise.
     References: Graham and Storkey (2017), Electron. J. Stat. 11; Hsu and Ramos (2019), AISTATS, for `p_epsilon`.
     Example:
@@ -58,11 +59,6 @@ class soft_abc(Messenger):
             return
         form, batch = even_noise(simulator), simulator.batch_shape
         one = form.distribution(simulator)
-        checks.require(
-            simulator.has_rsample,
-            f"Simulator `{simulator.name}` returns {simulator.dtype}, whose draws have no derivative for NUTS to "
-            "follow. Use an engine, such as RejectionABC or KELFI.",
-        )
         scale = compat.scale(msg)
         checks.require(
             not checks.is_concrete(scale) or bool(np.all(np.asarray(scale) == 1.0)),
@@ -72,12 +68,22 @@ class soft_abc(Messenger):
         _check_known(msg, simulator)
         whole = one.expand(batch + one.batch_shape).to_event(len(batch + one.batch_shape))
         with compat.outside(self):
-            noise = numpyro.sample(f"{msg['name']}_noise", whole)
+            noise = numpyro.sample(f"{msg['name']}_noise", whole, infer={NOISE: True})
         inputs = [noise, *simulator.broadcast_params(batch)]
         rows = [jnp.reshape(value, (prod(batch), *value.shape[len(batch) :])) for value in inputs]
+        if not simulator.has_rsample:
+            rows = compat.without_derivative(rows, _no_derivative(simulator))
         with compat.outside_all():
             simulated = jax.vmap(form.applied(simulator.fn))(*rows).reshape(batch + simulator.event_shape)
         msg["fn"] = compat.rewrapped(msg["fn"], lambda _: AroundSimulation(self.kernel, simulated, simulator.event_dim))
+
+
+def _no_derivative(simulator: Simulator) -> NotImplementedError:
+    return NotImplementedError(
+        f"Simulator `{simulator.name}` returns {simulator.dtype}, whose draws have no derivative, which NUTS, HMC and "
+        "SVI need. PseudoMarginal samples this model without: MCMC(PseudoMarginal(model), ...). Or use an engine, such "
+        "as RejectionABC or KELFI."
+    )
 
 
 def _check_known(msg, simulator: Simulator) -> None:
@@ -127,7 +133,7 @@ class AroundSimulation(Distribution):
 
     def log_prob(self, value, intermediates=None):
         """`log k(y, x)` of each call, `(*batch_shape)`."""
-        value = jnp.asarray(value, self.simulated.dtype)
+        value = jnp.asarray(value, jnp.result_type(float, self.simulated))
         shape = jnp.broadcast_shapes(value.shape, self.simulated.shape)
         calls = shape[: len(shape) - self.event_dim]
         pairs = (

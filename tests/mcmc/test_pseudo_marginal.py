@@ -88,6 +88,12 @@ def test_latent_noise_gives_the_exact_posterior(truth):
     assert max(standard_errors(samples, truth)) < 4.0
 
 
+@pytest.mark.slow
+def test_correlated_steps_of_latent_noise_give_the_exact_posterior(truth):
+    _, samples = run(PseudoMarginal(loss_with(LatentNoise(16))), X, num_samples=4000, num_warmup=1000)
+    assert max(standard_errors(samples, truth)) < 4.0
+
+
 class Reestimating(PseudoMarginal):
     """The wrong kernel: it estimates the current point again."""
 
