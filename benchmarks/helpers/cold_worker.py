@@ -4,6 +4,7 @@ The clock starts before the first import.
 """
 
 import contextlib
+import importlib
 import io
 import json
 import resource
@@ -24,8 +25,6 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
 from numpyro.infer import MCMC, NUTS  # noqa: E402
-
-from benchmarks.helpers.sbi_models import TASKS  # noqa: E402
 
 
 def end_and_range(rng_key, drift, scale):
@@ -168,8 +167,10 @@ def nuts():
 
 def rounds():
     """CPU seconds of 1,000 simulations in five rounds."""
+    from numpyro_kme.simulators import two_moons
+
     begun = time.process_time()
-    engine = kme.KELFI(TASKS["two_moons"], 1000, num_rounds=5, progress_bar=False)
+    engine = kme.KELFI(two_moons.model, 1000, num_rounds=5, progress_bar=False)
     engine.run(jax.random.key(0), x=jnp.array([-0.2, 0.3]))
     return {"two_moons, 1,000 simulations in five rounds (CPU)": time.process_time() - begun}
 
@@ -207,7 +208,8 @@ def memory(task, x):
     """Most memory that a process held to which 10,000 simulations were given to learn from."""
 
     def row():
-        engine = kme.KELFI(TASKS[task], 10_000, num_rounds=1, progress_bar=False)
+        simulator = importlib.import_module(f"numpyro_kme.simulators.{task}")
+        engine = kme.KELFI(simulator.model, 10_000, num_rounds=1, progress_bar=False)
         engine.run(jax.random.key(0), x=jnp.asarray(x))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
         return {f"{task}, 10,000 simulations: peak memory (GB)": peak}
