@@ -19,6 +19,9 @@ from numpyro_kme._core.progress import compiling
 KEPT = 8
 """So many programs are kept for others, the last ones."""
 
+LIGHT = {"xla_backend_optimization_level": 1}
+"""Options of XLA with which a program compiles up to five times as fast, for what runs a short time."""
+
 _shared: OrderedDict[tuple, Callable] = OrderedDict()
 _lock = Lock()
 
@@ -41,10 +44,15 @@ class Program:
     A model that is run again is a new function to JAX, and may be another one: what it refers to may have changed. It
     is traced and lowered, which shows all that it computes and every constant, and takes a tenth of the time of
     compiling it. Programs that call back to Python do not show what they call, and are not shared.
+
+    Args:
+        function: What is compiled.
+        thorough: Whether XLA optimises all it can, for what runs longer than it compiles.
     """
 
-    def __init__(self, function: Callable):
-        self._function = jax.jit(function)
+    def __init__(self, function: Callable, *, thorough: bool = False):
+        self._options = {} if thorough else LIGHT
+        self._function = jax.jit(function, compiler_options=self._options)
         self._compiled: dict[tuple, Callable] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -56,7 +64,7 @@ class Program:
         kind = (structure, jnp.result_type(float), *((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))
         if (where, kind) not in self._compiled:
             with compiling():
-                self._compiled[where, kind] = _compile(self._function, args, where)
+                self._compiled[where, kind] = _compile(self._function, args, (where, *self._options))
         return self._compiled[where, kind](*args)
 
 

@@ -118,7 +118,7 @@ class LearntModel(Recomputed):
 
     @cached_property
     def _rest(self) -> Program:
-        return Program(jax.vmap(self.rest.evaluate))
+        return Program(jax.vmap(self.rest.evaluate), thorough=True)
 
     @cached_property
     def _prepared(self) -> dict[str, PreparedLikelihood | PreparedPatterns]:
@@ -196,7 +196,7 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
         terms = target.terms(u)
         return -(terms.log_prior + terms.log_likelihood)
 
-    value_and_gradient = Program(jax.value_and_grad(loss))
+    value_and_gradient = Program(jax.value_and_grad(loss), thorough=True)
     starts = Program(jax.vmap(target.flatten))({name: value[best] for name, value in latents.items()})
     found = [scipy.optimize.minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))

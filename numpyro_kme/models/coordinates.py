@@ -18,7 +18,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import constants, on_host
-from numpyro_kme._core.programs import in_blocks
+from numpyro_kme._core.programs import LIGHT, in_blocks
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.models import matching
 from numpyro_kme.models.matching import Column
@@ -208,12 +208,12 @@ ROWS = 512
 """Rows of tables that are mapped together: one program for any number."""
 
 
-@jax.jit
+@jax.jit(compiler_options=LIGHT)
 def _forward_rows(coordinates: Coordinates, rows: jax.Array) -> jax.Array:
     return jax.vmap(coordinates.forward)(rows)
 
 
-@jax.jit
+@jax.jit(compiler_options=LIGHT)
 def _latents_rows(coordinates: Coordinates, rows: jax.Array) -> dict[str, jax.Array]:
     return jax.vmap(coordinates.latents)(rows)
 

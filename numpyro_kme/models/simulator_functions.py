@@ -54,7 +54,7 @@ def check_function(fn: Any) -> None:
 def traced_anew(fn: Callable) -> Callable:
     """`fn` as a compiled program, traced each time, and not as JAX remembers it: what it refers to may have changed."""
     own = compat.outside_all()(lambda *args: fn(*args))
-    return Program(own) if nothing_is_traced() else own
+    return Program(own, thorough=True) if nothing_is_traced() else own
 
 
 def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, *params) -> np.ndarray:

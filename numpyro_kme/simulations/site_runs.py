@@ -161,7 +161,7 @@ class Run:
         """Whole blocks, wherever they hold a row that is asked for, so that a row never depends on which others are."""
         wanted = np.zeros(len(keys), bool)
         wanted[rows] = True
-        draw, size = Program(partial(_draw, self.simulator)), self.plan.block_size
+        draw, size = Program(partial(_draw, self.simulator), thorough=True), self.plan.block_size
         for first in size * np.unique(rows // size):
             inside = slice(first, first + size)
             x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), size)
