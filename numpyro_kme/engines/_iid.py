@@ -2,7 +2,7 @@
 back to latents."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -269,7 +269,7 @@ class Read(Conditional):
         code: Fingerprints of the model's parts.
     """
 
-    engine: Any = field(repr=False)
+    engine: Any
     first: IidModel
     iid: IidModel
     generator: Generator

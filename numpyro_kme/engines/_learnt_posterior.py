@@ -1,7 +1,7 @@
 """The posterior under a learnt likelihood: densities, the mode, predictions, informative statistics, super-samples."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -50,18 +50,18 @@ class LearntPosterior(Posterior):
             standard error; NaN for other forms.
     """
 
-    problem: Problem = field(repr=False)
-    simulations: Simulations = field(repr=False)
-    likelihoods: Mapping[str, FittedLikelihood] = field(repr=False)
-    measures: Mapping[str, Measure] = field(repr=False)
+    problem: Problem
+    simulations: Simulations
+    likelihoods: Mapping[str, FittedLikelihood]
+    measures: Mapping[str, Measure]
     learn_prior: bool
-    drawn: _sampling.Drawn = field(repr=False)
-    extrapolated: Mapping[str, float] = field(repr=False)
-    location_error: Mapping[str, float] = field(repr=False)
-    in_tails: Mapping[str, float] = field(repr=False)
-    moved_by_default: float = field(repr=False)
-    moved_by_half: float = field(repr=False)
-    confirmed: Confirmed = field(repr=False)
+    drawn: _sampling.Drawn
+    extrapolated: Mapping[str, float]
+    location_error: Mapping[str, float]
+    in_tails: Mapping[str, float]
+    moved_by_default: float
+    moved_by_half: float
+    confirmed: Confirmed
 
     def _with(self, problem: Problem) -> Self:
         """With the model, also in coordinates that are found by it."""

@@ -69,9 +69,9 @@ class WeightedPosterior(Posterior):
         weights: `(m,)`, with a sum of one; some methods give weights of both signs.
     """
 
-    problem: Problem = field(repr=False)
-    table: ReferenceTable = field(repr=False)
-    weights: np.ndarray = field(repr=False)
+    problem: Problem
+    table: ReferenceTable
+    weights: np.ndarray
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """The weighted set: every simulation's latents `{site: (m, *shape)}`, and under `"weight"` weights that sum to

@@ -30,8 +30,8 @@ class Trained(Conditional):
         learnt: What was learnt; of a type that the engine chooses.
     """
 
-    engine: "Engine" = field(repr=False)
-    problem: Problem = field(repr=False)
+    engine: "Engine"
+    problem: Problem
     learnt: Any
 
     def _card(self) -> Card:
@@ -74,7 +74,7 @@ class RunAgain(Conditional):
         engine: The settings.
     """
 
-    engine: "Engine" = field(repr=False)
+    engine: "Engine"
 
     def _card(self) -> Card:
         rows = {**self.engine._card().rows, "cost": "another observation takes as long as the first"}

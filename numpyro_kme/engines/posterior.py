@@ -42,8 +42,8 @@ class Posterior(Recomputed, Saved):
     groups: Mapping[str, Samples] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
     num_chains: int = 1
-    problem: Problem | None = field(default=None, repr=False)
-    simulations: Simulations | None = field(default=None, repr=False)
+    problem: Problem | None = None
+    simulations: Simulations | None = None
 
     def _card(self) -> Card:
         return Card(

@@ -40,9 +40,9 @@ class BootstrapPosterior(Posterior):
         objective: What was minimised.
     """
 
-    replicates: Replicates = field(repr=False)
-    iid: IidModel = field(repr=False)
-    objective: WeightedObjective = field(repr=False)
+    replicates: Replicates
+    iid: IidModel
+    objective: WeightedObjective
 
     def _to_save(self) -> Posterior:
         """The draws, as a `Posterior`: the rest needs the model."""

@@ -145,7 +145,7 @@ class Posteriors(Saved):
         warned: What the engine warned of, by the number of the observation.
     """
 
-    found: tuple[Posterior | None, ...] = field(repr=False)
+    found: tuple[Posterior | None, ...]
     refused: Mapping[int, str] = field(default_factory=dict)
     warned: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 

@@ -52,7 +52,7 @@ class Tabulated:
         eps, residuals = np.asarray(density.eps, np.float64), np.asarray(density.residuals, np.float64)
         if len(eps) > 1:
             return None
-        centres, widths = np.sqrt(1.0 - eps[0] ** 2) * residuals[:, 0], eps[0] * np.asarray(density.factors).ravel()
+        centres, widths = np.sqrt(1.0 - eps**2) * residuals[:, 0], eps * np.asarray(density.factors).ravel()
         step = FINEST * np.min(widths / np.hypot(1.0, np.abs(centres) + NEAR * widths))
         low, high = (np.arcsinh(f(centres + side * REACH * widths)) for f, side in ((np.min, -1), (np.max, 1)))
         size = (high - low) / step
