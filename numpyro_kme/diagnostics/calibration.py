@@ -61,10 +61,10 @@ class Calibration:
     Analysis.
     """
 
-    ranks: Arrays = field(repr=False)
-    tarp: np.ndarray = field(repr=False)
-    truths: Arrays = field(repr=False)
-    data: Arrays = field(default_factory=dict, repr=False)
+    ranks: Arrays
+    tarp: np.ndarray
+    truths: Arrays
+    data: Arrays = field(default_factory=dict)
     refused: int = 0
     margin: float = MARGIN
 

@@ -51,7 +51,7 @@ class MisspecificationTest:
 
     p_value: float
     score: float
-    scores: np.ndarray = field(repr=False)
+    scores: np.ndarray
     witness: np.ndarray
     names: tuple[str, ...] = ()
 

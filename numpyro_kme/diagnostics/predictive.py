@@ -31,10 +31,10 @@ class PredictiveCheck:
         ragged: Numbers of axes of one output, by site, where outputs are of any length, with NaN behind their ends.
     """
 
-    predicted: Arrays = field(repr=False)
-    observed: Arrays = field(repr=False)
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    ragged: Mapping[str, int] = field(default_factory=dict, repr=False)
+    predicted: Arrays
+    observed: Arrays
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ragged: Mapping[str, int] = field(default_factory=dict)
 
     def _card(self) -> Card:
         tails = {site: list(found.items()) for site, found in self.by_statistic.items()}

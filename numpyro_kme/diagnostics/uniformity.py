@@ -108,5 +108,4 @@ def simultaneous_band(size: int, prob: float = 0.95) -> tuple[np.ndarray, np.nda
         least.append(2.0 * np.minimum(below[counts + 1, places], 1.0 - below[counts, places]).min(initial=0.5))
     gamma = float(np.quantile(least, 1.0 - prob))
     low, high = scipy.stats.binom.ppf([[gamma / 2], [1.0 - gamma / 2]], size, grid) / size
-    low[[0, -1]], high[[0, -1]] = [0.0, 1.0], [0.0, 1.0]
     return grid, low, high

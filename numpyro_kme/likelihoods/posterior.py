@@ -228,7 +228,7 @@ class KernelMeansPosterior:
             ValueError: If the data kernel is not a density in the observation.
         """
         self.surrogate.require_density()
-        signs, log_sizes = zip(*(self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)), strict=True)
+        signs, log_sizes = zip(*(self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)))
         return np.array(signs), np.array(log_sizes)
 
     @on_host

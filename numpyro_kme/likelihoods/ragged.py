@@ -15,7 +15,6 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.ragged import lengths, log_lengths
@@ -25,7 +24,6 @@ from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class Ragged(Form):
     """Settings of the likelihood of outputs of any length, `(longest, *shape)` with rows of NaN at the end.

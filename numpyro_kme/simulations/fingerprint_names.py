@@ -20,9 +20,7 @@ def globals_of(fn: types.FunctionType) -> dict[str, Any]:
         read.update(step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
         assigned.update(step.argval for step in steps if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"))
         imported.update(
-            "." * level.argval + step.argval
-            for level, _, step in zip(steps, steps[1:], steps[2:])
-            if step.opname == "IMPORT_NAME"
+            "." * level.argval + step.argval for level, step in zip(steps, steps[2:]) if step.opname == "IMPORT_NAME"
         )
     known = {name: fn.__globals__[name] for name in read - assigned if name in fn.__globals__ and not is_dunder(name)}
     modules = [*known.values(), *(_imported(name, fn.__globals__.get("__package__")) for name in imported)]
