@@ -307,6 +307,8 @@ def test_blocked_witness_functions_are_sums_over_all_sources(kernel, rng):
     np.testing.assert_allclose(value, exact, rtol=1e-10)
     np.testing.assert_allclose(value, jax.jit(potential)(kernel, y, z, c), rtol=1e-10)
     np.testing.assert_allclose(force, slope, rtol=1e-8, atol=1e-10)
+    both = jax.jit(potential)(kernel, y, z, np.column_stack([c, -2.0 * c]))
+    np.testing.assert_allclose(both, np.outer(exact, [1.0, -2.0]), rtol=1e-10)
 
 
 @pytest.mark.x64
