@@ -93,8 +93,11 @@ PRIORS = {
     "smallpox": [scipy.stats.gamma(10.0, scale=0.01)] * 2,
     "toggle_switch": [scipy.stats.uniform(a, b - a) for a, b in ((0, 50), (0, 50), (0, 5), (0, 5), (250, 450))]
     + [scipy.stats.uniform(0.0, b) for b in (0.5, 0.4)],
-    "tuberculosis": [scipy.stats.norm(-0.5, 0.7), scipy.stats.uniform(0.0, 0.9)]
-    + [scipy.stats.truncnorm(-0.198 / 0.06735, np.inf, 0.198, 0.06735)],
+    "tuberculosis": [
+        scipy.stats.norm(-0.5, 0.7),
+        scipy.stats.uniform(0.0, 0.9),
+        scipy.stats.truncnorm(-0.198 / 0.06735, np.inf, 0.198, 0.06735),
+    ],
     "two_moons": [scipy.stats.uniform(-1.0, 2.0)] * 2,
 }
 """The published priors, written out a second time with SciPy, one for each number."""
