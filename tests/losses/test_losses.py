@@ -265,6 +265,16 @@ def test_samples_of_one_distribution_share_the_size_of_a_grid():
     assert far.refined().grid.size == 8192
 
 
+def test_the_window_of_a_widened_kernel_is_as_much_wider():
+    bound = MMD(Gaussian(0.2)).objective(np.random.default_rng(2).normal(0.0, 2.0, 300), SCALARS)
+    wide = bound.smoothed()
+    times = float(wide.kernel.length_scale) / 0.2
+    assert times > 2.0
+    np.testing.assert_allclose(wide.window[2:], times * np.array(bound.window[2:]))
+    half = wide.window[3]
+    np.testing.assert_allclose(np.exp(-0.5 * (half / (0.2 * times)) ** 2), 0.5, atol=0.1)
+
+
 @pytest.mark.smoke
 def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
     x, _ = scalars
