@@ -130,6 +130,7 @@ def drawn(seed: int, number: int):
 
 def run_tests(copy: Path, tests: list[str]) -> None:
     """Run tests of a copy in this process, which has imported everything but the package, and end it."""
+    os.setsid()  # a mutant that kills its group of processes ends here
     os.chdir(copy)
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True

@@ -186,6 +186,7 @@ def test_traced_and_single_precision():
     ("make", "message"),
     [
         (lambda: Normal(np.zeros(2), np.ones(2)), r"`covariance` \(D, D\)"),
+        (lambda: Normal(np.zeros(2), np.eye(3)), r"`covariance` \(D, D\); got \(2,\) and \(3, 3\)"),
         (lambda: NormalMixture(np.ones(2), np.zeros((2, 1)), np.ones((2, 1, 1))), "sum to 2"),
         (lambda: NormalMixture(np.ones(1), np.zeros((2, 1)), np.ones((2, 1, 1))), "must have shapes"),
         (lambda: Points(np.zeros(3)), "must have shape"),

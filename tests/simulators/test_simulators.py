@@ -191,7 +191,8 @@ def test_slcp_is_the_normal_that_it_says():
 
 
 def test_g_and_k_follows_its_quantile_function(rng):
-    a, b, g, k = g_and_k.TRUTH
+    a, b, g, k = 3.0, 1.0, 1.0, 0.5
+    assert tuple(g_and_k.TRUTH) == (a, b, g, k)  # Dellaporta et al. (2022), section 4.1
     z = rng.normal(size=50)
     skew = (1 - np.exp(-g * z)) / (1 + np.exp(-g * z))
     quantile = jax.jit(g_and_k.from_normal)
