@@ -40,6 +40,14 @@ def test_quantiles_of_the_gamma_distribution_and_their_derivatives(log_gamma, sh
     assert np.isfinite(value).all() and np.isfinite(by_a).all()
 
 
+@pytest.mark.parametrize("high", [7, 70_001, 2**31 - 1])
+def test_whole_numbers_are_the_upper_word_of_an_exact_product(high, rng):
+    z = np.float32(rng.normal(size=500))
+    found = np.asarray(quantiles.randint(z, jnp.int32(-3), jnp.int32(high - 3))).astype(np.int32)  # modulo 2^32
+    exact = [-3 + int(word) * high // 2**32 for word in quantiles.words(z, 32)]
+    np.testing.assert_array_equal(found, exact)
+
+
 @pytest.mark.x64
 @pytest.mark.slow
 @pytest.mark.parametrize(
