@@ -269,7 +269,8 @@ def test_the_filter_of_the_neuron_is_smooth_a_priori(rng):
 @pytest.mark.x64
 def test_a_cell_of_the_toggle_switch_equals_a_plain_loop(rng):
     cell = jax.jit(toggle_switch.cell)
-    for theta in (toggle_switch.TRUTH, np.array([10.0, 30.0, 2.0, 3.0, 300.0, 0.4, 0.1])):
+    few = np.array([1.0, 30.0, 2.0, 3.0, 20.0, 1.5, 0.0])  # the truncation of the last noise counts
+    for theta in (toggle_switch.TRUTH, np.array([10.0, 30.0, 2.0, 3.0, 300.0, 0.4, 0.1]), few):
         levels = rng.uniform(size=toggle_switch.LEVELS)
         found = cell(levels, np.asarray(theta))
         np.testing.assert_allclose(found, plain_cell(levels, *theta), rtol=1e-6)
