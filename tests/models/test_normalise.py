@@ -285,6 +285,7 @@ def test_mixtures_of_normals_keep_their_density(name):
     [
         dist.Normal(0.0, 1.0),
         dist.MixtureSameFamily(TWO, dist.Gamma(jnp.array([1.0, 2.0]), 1.0)),
+        dist.MixtureSameFamily(TWO, dist.Dirichlet(jnp.ones((2, 3)))),
         dist.MixtureGeneral(TWO, [dist.Normal(0.0, 1.0), dist.Cauchy(0.0, 1.0)]),
         dist.FoldedDistribution(MIXTURES["univariate"]),
     ],
