@@ -3,6 +3,8 @@ other threads."""
 
 import ast
 import inspect
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from numpyro_kme.embeddings.herding import polish
 from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.mcmc.noise import simulation_keys
+from numpyro_kme.models import tracing
 from numpyro_kme.models.tracing import one_model_at_a_time
 
 PACKAGE = Path(kme.__file__).parent
@@ -460,6 +463,23 @@ def test_models_run_one_at_a_time_and_the_gateway_passes_the_turn_on():
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(run, range(20))) == [2.0] * 20
     assert max(most) == 1
+
+
+def test_a_model_waits_for_that_of_another_thread_however_long_it_takes(monkeypatch):
+    monkeypatch.setattr(tracing, "PATIENCE", 0.01)
+    begun = threading.Event()
+
+    def long_model():
+        with one_model_at_a_time():
+            begun.set()
+            time.sleep(0.2)
+            return "over"
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(long_model)
+        begun.wait()
+        with one_model_at_a_time():
+            assert other.result() == "over"
 
 
 PROBLEM = kme.Problem.read(model)

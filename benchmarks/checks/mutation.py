@@ -123,13 +123,28 @@ def positions() -> list[tuple[str, tuple[int, int], list[tuple[str, int]]]]:
 
 
 def drawn(seed: int, number: int):
-    """`number` mutants: a place, each with the same probability, and one of its changes."""
-    rng = random.Random(seed)
-    return [(path, lines, *rng.choice(changes)) for path, lines, changes in rng.sample(positions(), number)]
+    """`number` mutants: a place, each with the same probability, and one of its changes; another one where Cosmic Ray
+    cannot write that change."""
+    rng, places = random.Random(seed), positions()
+    found = [(path, lines, *rng.choice(changes)) for path, lines, changes in rng.sample(places, number)]
+    for i, mutant in enumerate(found):
+        while changed(*mutant) is None:
+            path, lines, changes = rng.choice(places)
+            found[i] = mutant = path, lines, *rng.choice(changes)
+    return found
+
+
+def changed(path: str, lines: tuple[int, int], operator: str, occurrence: int) -> str | None:
+    """A file of the package after the change; None where Cosmic Ray fails, as at exceptions with dotted names."""
+    try:
+        return mutate_code((ROOT / path).read_text(), plugins.get_operator(operator)(), occurrence)
+    except AttributeError:
+        return None
 
 
 def run_tests(copy: Path, tests: list[str]) -> None:
     """Run tests of a copy in this process, which has imported everything but the package, and end it."""
+    os.setsid()  # a mutant that kills its group of processes ends here
     os.chdir(copy)
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True
@@ -144,15 +159,14 @@ def run_tests(copy: Path, tests: list[str]) -> None:
 
 def judge(copy: Path, covered: Covered, mutant) -> dict:
     """Whether tests kill a mutant, which, and what it was."""
-    path, (first, last), operator, occurrence = mutant
-    source = (ROOT / path).read_text()
-    changed = mutate_code(source, plugins.get_operator(operator)(), occurrence)
-    lines = [new for old, new in zip(source.splitlines(), changed.splitlines()) if old != new]
+    path, (first, last), operator, _ = mutant
+    source, code = (ROOT / path).read_text(), changed(*mutant)
+    lines = [new for old, new in zip(source.splitlines(), code.splitlines()) if old != new]
     row = {"path": path, "line": first, "operator": operator.partition("/")[2], "now": " ".join(lines)[:160].strip()}
     tests = covered.of(path, first, last)
     if not tests:
         return {**row, "killed": False, "by": "no test executes it", "seconds": 0.0}
-    (copy / path).write_text(changed)
+    (copy / path).write_text(code)
     limit, begin = START + SLOWEST * sum(covered.seconds.get(test, 1.0) for test in tests), time.monotonic()
     run = PROCESSES.Process(target=run_tests, args=(copy, tests))
     run.start()

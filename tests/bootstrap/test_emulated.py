@@ -244,6 +244,7 @@ def test_split_half_errors_have_no_noise_in_them():
     known = EmulatorSummary.of_split_halves(10, 2, 1.0, 0.5 + noise)
     assert abs(known.error**2 - 0.25) < 5.0 * 9.5 / np.sqrt(1e5)
     assert known.resolution == pytest.approx(np.sqrt(9.5 / np.sqrt(1e5)), rel=0.1)
+    assert EmulatorSummary.of_split_halves(10, 2, 1.0, np.array([[1.0, -1.0], [0.5, -0.2]])).error == 0.0
 
 
 def test_the_loss_scale_of_a_log_likelihood_is_one():
@@ -412,17 +413,17 @@ def test_minimisations_start_from_the_best_simulated_points(rng):
     emulator = Identity(None, np.eye(4), training, False)
 
     def total(k, at):
-        return np.sum((at - data[k]) ** 2) / 0.7 + 0.5 * 2.0 * np.sum((at - anchors[k]) ** 2)
+        return np.sum((at - data[k]) ** 2) / 0.7 + 0.5 * 3.0 * np.sum((at - anchors[k]) ** 2)
 
-    first = emulator.starts(data, anchors, 0.7, 2.0)
+    first = emulator.starts(data, anchors, 0.7, 3.0)
     for k, start in enumerate(first):
         assert np.array_equal(start, min(x, key=partial(total, k)))
-    for k, (start, taken) in enumerate(zip(emulator.starts(data, anchors, 0.7, 2.0, first), first)):
+    for k, (start, taken) in enumerate(zip(emulator.starts(data, anchors, 0.7, 3.0, first), first)):
         apart = [at for at in x if np.max(np.abs(at - taken)) >= 0.5]
         assert np.array_equal(start, min(apart, key=partial(total, k)))
     one = Identity(None, np.eye(4), EmulatorTrainingSet(x[:1], None, None), False)
     np.testing.assert_array_equal(
-        one.starts(data, anchors, 0.7, 2.0, np.repeat(x[:1], 30, axis=0)), np.repeat(x[:1], 30, 0)
+        one.starts(data, anchors, 0.7, 3.0, np.repeat(x[:1], 30, axis=0)), np.repeat(x[:1], 30, 0)
     )
 
 

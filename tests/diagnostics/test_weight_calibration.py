@@ -35,6 +35,8 @@ def test_a_bootstrap_must_have_been_run():
         WeightCalibration.from_bootstrap(PosteriorBootstrap(narrow, NegativeLogLikelihood()))
     with pytest.raises(TypeError, match="`engine` must be a PosteriorBootstrap that has been run"):
         WeightCalibration.from_bootstrap(narrow)
+    with pytest.raises(ValueError, match=r"`level` must be between 0 and 1; got 1\.5"):
+        WeightCalibration.from_bootstrap(narrow, level=1.5)
 
 
 def test_settings_are_checked():

@@ -182,10 +182,20 @@ def test_traced_and_single_precision():
     np.testing.assert_allclose(single, products(MEASURES["mixture"], WIDE, A, NARROW, B), atol=2e-6)
 
 
+def test_a_covariance_may_be_asymmetric_by_rounding_alone():
+    def measure(error):
+        return Normal(np.zeros(2), np.array([[100.0, 30.0], [30.0 + error, 200.0]]))
+
+    assert measure(1e-5).dim == 2
+    with pytest.raises(ValueError, match="must be symmetric and positive definite"):
+        measure(0.1)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Normal(np.zeros(2), np.ones(2)), r"`covariance` \(D, D\)"),
+        (lambda: Normal(np.zeros(2), np.eye(3)), r"`covariance` \(D, D\); got \(2,\) and \(3, 3\)"),
         (lambda: NormalMixture(np.ones(2), np.zeros((2, 1)), np.ones((2, 1, 1))), "sum to 2"),
         (lambda: NormalMixture(np.ones(1), np.zeros((2, 1)), np.ones((2, 1, 1))), "must have shapes"),
         (lambda: Points(np.zeros(3)), "must have shape"),

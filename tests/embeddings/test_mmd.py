@@ -107,6 +107,15 @@ def test_linear_kernel_compares_means(rng):
     np.testing.assert_allclose(squared_mmd(K.Linear(), x, y, unbiased=False), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_square_below_zero_is_refused_and_rounding_is_not(scale, rng):
+    x, y = np.float32(rng.normal(size=(20, 2))), np.float32(rng.normal(1.0, 1.0, size=(20, 2)))
+    indefinite = scale * K.FromCallable(lambda a, b: 3.0 + jnp.sum((a - b) ** 2))
+    with pytest.raises(RuntimeError, match=r"The squared MMD must be at least 0; got -.* which this one is not"):
+        squared_mmd(indefinite, x, y, unbiased=False)
+    assert abs(squared_mmd(scale * K.Gaussian(1.0), x, x[::-1], unbiased=False)) < 1e-3 * scale
+
+
 @pytest.mark.x64
 @pytest.mark.parametrize("size", [pytest.param(8, marks=pytest.mark.slow), 300])  # one tile, or two
 def test_gradients(size, rng):

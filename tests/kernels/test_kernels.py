@@ -637,8 +637,9 @@ def test_polynomial_and_members_are_checked():
         -1.0 * K.Gaussian(1.0)
     with pytest.raises(ValueError, match=r"`length_scales` must have shape \(count,\); got shape \(\)"):
         K.GaussianScaleMixture(1.0)
-    with pytest.raises(ValueError, match="one per length scale"):
-        K.GaussianScaleMixture(np.ones(3), np.ones(2))
+    for count in (2, 4):
+        with pytest.raises(ValueError, match="one per length scale"):
+            K.GaussianScaleMixture(np.ones(3), np.ones(count))
     with pytest.raises(ValueError, match="must be arrays that share their leading axis"):
         K.FromCallable(tanh_features_numpy, host=True).gram((np.zeros(3), np.zeros(4)))
     with pytest.raises(TypeError, match="must implement `pair"):
@@ -725,6 +726,7 @@ def test_arrays_are_read_as_paths(rng):
         np.testing.assert_array_equal(one[1], values[1])
         x[..., :-1] = places
         np.testing.assert_array_equal(kernel.points(x)[0], places)
+        np.testing.assert_array_equal(kernel.points(x[:1])[0], places)
 
 
 def test_path_kernel_is_a_density_in_its_first_argument(rng):

@@ -31,6 +31,7 @@ def test_robust_standard_deviation_of_a_normal_distribution():
 @pytest.mark.parametrize(
     ("column", "scale"),
     [
+        ([3, 3, 3], 0),
         ([1, 2, 4, 8, 9], 1.4826 * 3),  # deviations 3, 2, 0, 4, 5 from the median 4
         ([0, 0, 0, 0, 0, 1, 1, 1], 1 / 1.349),  # median absolute deviation 0, quartiles 0 and 1
         ([5, 5, 5, 5, 5, 5, 5, 7, 1], 3),  # quartiles agree, deviations 2 and 4

@@ -265,6 +265,16 @@ def test_samples_of_one_distribution_share_the_size_of_a_grid():
     assert far.refined().grid.size == 8192
 
 
+def test_the_window_of_a_widened_kernel_is_as_much_wider():
+    bound = MMD(Gaussian(0.2)).objective(np.random.default_rng(2).normal(0.0, 2.0, 300), SCALARS)
+    wide = bound.smoothed()
+    times = float(wide.kernel.length_scale) / 0.2
+    assert times > 2.0
+    np.testing.assert_allclose(wide.window[2:], times * np.array(bound.window[2:]))
+    half = wide.window[3]
+    np.testing.assert_allclose(np.exp(-0.5 * (half / (0.2 * times)) ** 2), 0.5, atol=0.1)
+
+
 @pytest.mark.smoke
 def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
     x, _ = scalars
@@ -307,6 +317,8 @@ def test_blocked_witness_functions_are_sums_over_all_sources(kernel, rng):
     np.testing.assert_allclose(value, exact, rtol=1e-10)
     np.testing.assert_allclose(value, jax.jit(potential)(kernel, y, z, c), rtol=1e-10)
     np.testing.assert_allclose(force, slope, rtol=1e-8, atol=1e-10)
+    both = jax.jit(potential)(kernel, y, z, np.column_stack([c, -2.0 * c]))
+    np.testing.assert_allclose(both, np.outer(exact, [1.0, -2.0]), rtol=1e-10)
 
 
 @pytest.mark.x64

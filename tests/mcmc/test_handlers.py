@@ -219,6 +219,8 @@ def test_unconditioning_simulators_alone():
     np.testing.assert_array_equal(free["y"], np.tile(Y, (4, 1)))
     trace = handlers.trace(handlers.seed(uncondition_simulators(model), 0)).get_trace(X, Y)
     assert not trace["x"]["is_observed"] and trace["y"]["is_observed"]
+    seeded_inside = handlers.trace(uncondition_simulators(handlers.seed(model, 0))).get_trace(X, Y)
+    assert np.ptp(seeded_inside["x"]["value"]) > 0.0
 
 
 def test_engines_of_both_kinds_can_share_a_model():

@@ -368,6 +368,7 @@ def correlated():
         ),
         (lambda c, p: c.inverse(np.zeros(3)), r"`z` must be one point of shape \(2,\); got \(3,\)"),
         (lambda c, p: Coordinates.standardise(np.ones(3)), r"`table` must have shape \(points, dim\)"),
+        (lambda c, p: Coordinates.standardise(np.ones((1, 2))), "`table` must have at least 2 rows"),
         (lambda c, p: Coordinates.standardise(np.ones((3, 1))), "All rows of `table` are the same"),
         (
             lambda c, p: Coordinates.standardise(np.array([[np.nan], [1.0]])),

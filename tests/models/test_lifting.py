@@ -10,7 +10,7 @@ from sampler_rows import exact
 from scipy import integrate, stats
 from scipy.special import i0e
 
-from numpyro_kme.models import lift_noise, quantiles
+from numpyro_kme.models import gamma_quantiles, lift_noise, quantiles
 from numpyro_kme.models.lifting import NoiseNotLifted
 from numpyro_kme.models.playing import Player
 
@@ -38,6 +38,27 @@ def test_quantiles_of_the_gamma_distribution_and_their_derivatives(log_gamma, sh
     np.testing.assert_allclose(by_z[found], of_z[found], rtol=1e-5)
     np.testing.assert_allclose(by_a[found], of_a[found], rtol=1e-5)
     assert np.isfinite(value).all() and np.isfinite(by_a).all()
+
+
+@pytest.mark.x64
+def test_poisson_numbers_of_many_rates_by_one_program():
+    """Exact up to rates of 10,000, and one off at most above."""
+    z, rates = np.linspace(-6.01, 6.02, 40), np.array([0.01, 3.0, 200.0, 4000.0, 2e4, 3e6])
+    found = jax.jit(gamma_quantiles.poisson)(np.tile(z, (len(rates), 1)), rates[:, None])
+    for at, rate in zip(found[:4], rates):
+        np.testing.assert_array_equal(at, exact(stats.poisson(rate), z))
+    for at, rate in zip(found[4:], rates[4:]):
+        law = stats.poisson(rate)
+        expected = np.where(z < 0, law.ppf(stats.norm.cdf(z)), law.isf(stats.norm.sf(z)))
+        np.testing.assert_allclose(at, expected, atol=1.0, rtol=0.0)
+
+
+@pytest.mark.parametrize("high", [7, 70_001, 2**31 - 1])
+def test_whole_numbers_are_the_upper_word_of_an_exact_product(high, rng):
+    z = np.float32(rng.normal(size=500))
+    found = np.asarray(quantiles.randint(z, jnp.int32(-3), jnp.int32(high - 3))).astype(np.int32)  # modulo 2^32
+    exact = [-3 + int(word) * high // 2**32 for word in quantiles.words(z, 32)]
+    np.testing.assert_array_equal(found, exact)
 
 
 @pytest.mark.x64

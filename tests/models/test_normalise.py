@@ -139,6 +139,19 @@ def test_derivatives(fn):
     np.testing.assert_allclose(slope * inverse_slope, 1.0, rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("fn", "scipy"),
+    [(dist.Beta(5.0, 1.0), st.beta(5, 1)), (dist.Beta(1.0, 5.0), st.beta(1, 5)), UNIVARIATE["StudentT"]],
+    ids=["mean below median", "mean above median", "a centre known by its density"],
+)
+def test_both_tails_near_the_centre(fn, scipy):
+    middle = scipy.median()
+    x = np.concatenate([scipy.ppf(np.linspace(0.35, 0.65, 31)), middle + np.array([-1e-9, 0.0, 1e-9])])
+    lower, upper = jax.jit(normalise.tails)(fn, x)
+    np.testing.assert_allclose(lower, scipy.cdf(x), rtol=1e-9)
+    np.testing.assert_allclose(upper, scipy.sf(x), rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["Laplace", "Logistic"])
 def test_exponential_tails_are_known_where_their_probability_is_below_all_numbers(name):
     """Their logarithm is not: as far out the log density is that of the tail, but for the scale."""
@@ -272,6 +285,7 @@ def test_mixtures_of_normals_keep_their_density(name):
     [
         dist.Normal(0.0, 1.0),
         dist.MixtureSameFamily(TWO, dist.Gamma(jnp.array([1.0, 2.0]), 1.0)),
+        dist.MixtureSameFamily(TWO, dist.Dirichlet(jnp.ones((2, 3)))),
         dist.MixtureGeneral(TWO, [dist.Normal(0.0, 1.0), dist.Cauchy(0.0, 1.0)]),
         dist.FoldedDistribution(MIXTURES["univariate"]),
     ],

@@ -68,6 +68,14 @@ def test_gillespie_aborts_with_nan_and_survives_extinction():
     assert np.isnan(statistics(jax.random.key(0), np.array([-5.0, -5.0, 2.0, -5.0]))).all()
 
 
+def test_the_published_statistics_are_like_those_at_the_published_rates():
+    log_theta = np.log(np.float32([0.01, 0.5, 1.0, 0.01]))
+    simulate = jax.jit(jax.vmap(lambda key: lotka_volterra.lotka_volterra_statistics(key, log_theta)))
+    found = np.asarray(simulate(jax.random.split(jax.random.key(0), 200)))
+    spread = 5.0 * np.nanstd(found, axis=0) + 0.05
+    np.testing.assert_array_less(np.abs(lotka_volterra.OBSERVED - np.nanmean(found, axis=0)), spread)
+
+
 @pytest.mark.x64
 def test_lotka_volterra_statistics_equal_numpy(rng):
     series = np.cumsum(rng.normal(size=(151, 2)), axis=0)

@@ -74,6 +74,54 @@ def test_a_model_draws_what_is_observed_and_names_its_source(module):
         np.testing.assert_array_equal(first, again)
 
 
+PRIORS = {
+    "bernoulli_glm": None,  # its precision is written out below
+    "blowfly": [scipy.stats.norm(m, s) for m, s in ((2, 2), (-1.5, 0.5), (6, 0.5), (-1, 1), (-1, 1))]
+    + [scipy.stats.norm(np.log(15), np.log(5))],
+    "boarding_school": [scipy.stats.lognorm(0.5, scale=m) for m in (1.5, 0.5)],
+    "exponential_gamma": [scipy.stats.gamma(2.0, scale=2.0)],
+    "fluctuation": [scipy.stats.norm(0.0, 1.5)],
+    "g_and_k": [scipy.stats.uniform(0.0, 10.0)] * 4,
+    "gaussian_linear": [scipy.stats.norm(0.0, np.sqrt(0.1))] * 10,
+    "gaussian_mixture": [scipy.stats.uniform(-10.0, 20.0)] * 2,
+    "lotka_volterra": [scipy.stats.uniform(-5.0, 7.0)] * 4,
+    "lynx_hare": [scipy.stats.lognorm(0.4, scale=m) for m in (0.6, 0.03, 0.8, 0.025)]
+    + [scipy.stats.lognorm(0.5, scale=0.2)],
+    "predator_prey": [scipy.stats.lognorm(0.5, scale=np.exp(m)) for m in (-0.125, -3.0, -0.125, -3.0)],
+    "sir": [scipy.stats.lognorm(s, scale=m) for m, s in ((0.4, 0.5), (0.125, 0.2))],
+    "slcp": [scipy.stats.uniform(-3.0, 6.0)] * 5,
+    "smallpox": [scipy.stats.gamma(10.0, scale=0.01)] * 2,
+    "toggle_switch": [scipy.stats.uniform(a, b - a) for a, b in ((0, 50), (0, 50), (0, 5), (0, 5), (250, 450))]
+    + [scipy.stats.uniform(0.0, b) for b in (0.5, 0.4)],
+    "tuberculosis": [
+        scipy.stats.norm(-0.5, 0.7),
+        scipy.stats.uniform(0.0, 0.9),
+        scipy.stats.truncnorm(-0.198 / 0.06735, np.inf, 0.198, 0.06735),
+    ],
+    "two_moons": [scipy.stats.uniform(-1.0, 2.0)] * 2,
+}
+"""The published priors, written out a second time with SciPy, one for each number."""
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_priors_are_the_published_ones(module):
+    trace = numpyro.handlers.trace(
+        numpyro.handlers.seed(numpyro.handlers.block(module.model, hide=["x"]), 0)
+    ).get_trace()
+    latents = [site for site in trace.values() if site["type"] == "sample"]
+    values = np.concatenate([np.ravel(np.asarray(site["value"], float)) for site in latents])
+    found = sum(float(np.sum(site["fn"].log_prob(site["value"]))) for site in latents)
+    marginals = PRIORS[module.__name__.rpartition(".")[2]]
+    if marginals is None:  # sbibm: B' (F' F) B, F = D + diag(sqrt(lag / 9)), D the second differences
+        d = np.eye(9) - np.eye(9, k=-1)
+        f = d @ d + np.diag([np.sqrt(lag / 9) for lag in range(9)])
+        expected = scipy.stats.norm(0.0, np.sqrt(2.0)).logpdf(values[0])
+        expected += scipy.stats.multivariate_normal(np.zeros(9), np.linalg.inv(f.T @ f)).logpdf(values[1:])
+    else:
+        expected = sum(marginal.logpdf(value) for marginal, value in zip(marginals, values, strict=True))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 # --- closed forms -------------------------------------------------------------------------------------------
 
 
@@ -143,7 +191,8 @@ def test_slcp_is_the_normal_that_it_says():
 
 
 def test_g_and_k_follows_its_quantile_function(rng):
-    a, b, g, k = g_and_k.TRUTH
+    a, b, g, k = 3.0, 1.0, 1.0, 0.5
+    assert tuple(g_and_k.TRUTH) == (a, b, g, k)  # Dellaporta et al. (2022), section 4.1
     z = rng.normal(size=50)
     skew = (1 - np.exp(-g * z)) / (1 + np.exp(-g * z))
     quantile = jax.jit(g_and_k.from_normal)
@@ -220,7 +269,8 @@ def test_the_filter_of_the_neuron_is_smooth_a_priori(rng):
 @pytest.mark.x64
 def test_a_cell_of_the_toggle_switch_equals_a_plain_loop(rng):
     cell = jax.jit(toggle_switch.cell)
-    for theta in (toggle_switch.TRUTH, np.array([10.0, 30.0, 2.0, 3.0, 300.0, 0.4, 0.1])):
+    few = np.array([1.0, 30.0, 2.0, 3.0, 20.0, 1.5, 0.0])  # the truncation of the last noise counts
+    for theta in (toggle_switch.TRUTH, np.array([10.0, 30.0, 2.0, 3.0, 300.0, 0.4, 0.1]), few):
         levels = rng.uniform(size=toggle_switch.LEVELS)
         found = cell(levels, np.asarray(theta))
         np.testing.assert_allclose(found, plain_cell(levels, *theta), rtol=1e-6)
