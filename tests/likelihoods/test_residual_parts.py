@@ -425,6 +425,15 @@ def test_noise_of_outliers_is_larger_and_that_of_each_statistic_one_on_average(r
     np.testing.assert_allclose(np.log(own).mean(axis=1), 0.0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("off", "settled"), [(0.9, True), (1.1, False)])
+def test_scales_have_settled_where_their_logarithms_are_negligibly_off(off, settled, rng):
+    """In each statistic: a factor for all its simulations is no change, as only the relative scale counts."""
+    scale, change = np.exp(rng.normal(size=(2, 50))), rng.normal(size=(2, 50))
+    change *= off * fitting.NEGLIGIBLE / change.std(axis=1, keepdims=True)
+    change[1] = 3.0
+    assert fitting._settled(np.square(scale * np.exp(change)), np.square(scale)) == settled
+
+
 def test_what_is_unknown_of_a_location_is_its_variance_given_the_other_simulations(rng, smoothness):
     z, size = np.concatenate([rng.normal(size=(20, 2)), [[6.0, -5.0]]]), np.exp(rng.normal(size=(1, 21)))
     one = together(smoothness)
