@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 import numpyro_kme as kme
 from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
-from numpyro_kme.likelihoods.residual import decorrelation, fitting, support
+from numpyro_kme.likelihoods.residual import decorrelation, fitting, form, support
 from numpyro_kme.likelihoods.residual import density as rd
 from numpyro_kme.likelihoods.residual import location_scale as ls
 from numpyro_kme.likelihoods.residual.decorrelation import (
@@ -281,6 +281,18 @@ def test_location_is_scored_by_the_held_out_density_of_the_raw_statistic(rng, sm
     density = 0.98 * stats.norm.pdf(found.residual, 0.0, np.sqrt(found.variance)) * slope + 0.02 * stats.cauchy.pdf(x)
     value = ls.location_loss(at, everywhere(z), x, np.ones(40), np.ones(40))[0]
     np.testing.assert_allclose(value, at.penalty()[0] - np.sum(np.log(density)), rtol=1e-10)
+
+
+def test_what_bounds_put_in_place_of_statistics_is_learnt_in_its_own_units(rng):
+    """Of the bulk; an outlier of 1e30 is brought within reach. A statistic without a bound stays as it is."""
+    s = rng.normal(size=(200, 2)) * [7.0, 1.0] + [40.0, 0.5]
+    s[0] = 1e30
+    units = form._Units.of(s, SimpleNamespace(side=np.array([1.0, 0.0])), np.array([0.0, -3.0]))
+    centre, scale = np.median(s[:, 0]), stats.median_abs_deviation(s[:, 0], scale="normal")
+    np.testing.assert_allclose(units.zero, [-centre / scale, -3.0], rtol=1e-4)
+    found, expected = units.scaled(s), np.column_stack([(s[:, 0] - centre) / scale, s[:, 1]])
+    np.testing.assert_allclose(found[1:], expected[1:], rtol=1e-4, atol=1e-12)
+    assert np.all(found[0] < 10.0 * np.abs(expected[1:]).max(axis=0))
 
 
 def test_a_lognormal_statistic_starts_from_a_logarithm(rng):
