@@ -113,6 +113,8 @@ def test_features_of_series_by_hand():
         change = [np.mean([(one[t] - one[t - lag]) ** 2 for t in range(lag, 30)]) / variance for lag in (1, 2)]
         np.testing.assert_allclose(serial[[0, 3]], by_lag)
         np.testing.assert_allclose(serial[[1, 4]], np.log(np.array(change) + 1e-6))
+        third = [np.mean([(one[t] - one[t - lag]) ** 3 for t in range(lag, 30)]) for lag in (1, 2)]
+        np.testing.assert_allclose(serial[[2, 5]], np.cbrt(third) / np.sqrt(variance))
         upward = np.mean([one[t] > one.mean() >= one[t - 1] for t in range(1, 30)])
         np.testing.assert_allclose(serial[-4], np.sqrt(upward))
         np.testing.assert_allclose(found["low frequencies"][row, 0], one.sum() / np.sqrt(30))
