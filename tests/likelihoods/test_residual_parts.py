@@ -330,6 +330,8 @@ def test_lattices_and_atoms_are_recognised(rng):
     assert lattice_step(counts) == 1.0
     np.testing.assert_allclose(lattice_step(0.3 + counts / 40), 1 / 40)
     assert lattice_step(rng.normal(size=200)) == lattice_step(np.arange(5.0)) == lattice_step(np.ones(5)) == 0.0
+    for each in (counts, 0.3 + counts / 40):
+        np.testing.assert_array_equal(jitter_width(each), lattice_step(each))
     mixed = np.where(rng.random(200) < 0.3, 0.0, rng.gamma(2.0, size=200))
     assert not jitter_width(rng.normal(size=20)).any()  # of few values each is a large share
     width = jitter_width(mixed)
@@ -349,6 +351,20 @@ def test_a_search_of_locations_begins_with_the_score_that_chose_its_start(rng):
     start, scores = ls.start_locations(at, x, np.zeros(2), True)
     losses = ls.location_loss(start, at, x, one, one)[0] - start.penalty()[0]
     np.testing.assert_allclose(losses, -300 * scores, atol=0.3)
+
+
+def test_starts_are_nearly_as_good_as_with_any_noise(rng):
+    """Their scores decide on bounds, too; fifteen times six data sets gave means of 0.003 to 0.013 nats."""
+    worse = []
+    for _ in range(6):
+        z = rng.normal(size=(60, 2))
+        x = np.sin(3.0 * z[:, 0]) + 0.3 * rng.normal(size=60)
+        x, at = (x - np.median(x)) / x.std(), everywhere(z)
+        line = ls._Candidates.of(x, 0.0, False)
+        tries = [Smoothness.start(2, 0.5, 1.0, 0.5, noise) for noise in np.geomspace(0.05, 1.6, 11)]
+        scores = [line.scores(one.regress(at, np.ones(60), x).held_out.ridge, x)[0] for one in tries]
+        worse.append(np.max(scores) - start_locations(at, x[None], np.zeros(1), False)[1])
+    assert np.mean(worse) < 0.04
 
 
 def test_a_statistic_without_noise_is_known_to_a_thousandth(rng):
@@ -400,6 +416,15 @@ def test_scale_of_residuals_is_found_within_its_error(rng):
     error = scale.held_out - log_scale
     assert np.std(error) < 5 * np.sqrt(3 / 400 / 2)
     assert abs(np.mean(error)) < 0.3
+
+
+def test_a_scale_that_spans_many_orders_of_magnitude_has_a_large_amplitude(rng):
+    """Twenty in logarithms: forty seeds gave amplitudes of 1.8 to 3.6, as large ones have a low prior density."""
+    z, points = rng.normal(size=(200, 1)), np.linspace(-3.0, 3.0, 40)[:, None]
+    residuals = rng.normal(size=200) * np.exp(10.0 * np.sin(3.0 * z[:, 0]))
+    scale = ScaleFunction(1, 1, 200)
+    scale.update(Inputs(z, points), residuals[None], 3, 12)
+    assert np.exp(scale.smoothness.rbf[0]) > 1.3
 
 
 def test_scale_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
