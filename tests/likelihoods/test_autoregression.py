@@ -1,6 +1,7 @@
 """Residuals given those before them, where straight lines do not suffice: known densities, quadrature, Jacobians."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from scipy.integrate import trapezoid
 
 from numpyro_kme import fit_likelihood
 from numpyro_kme.likelihoods.patterns import prepare
+from numpyro_kme.likelihoods.residual import form as residual_form
 from numpyro_kme.likelihoods.residual.autoregression import Autoregression, fit_autoregression
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
@@ -73,6 +75,21 @@ def some_functions(rng, n, dim):
     twice = np.concatenate([known, known], axis=1)
     points, precision = rng.normal(size=(n, dim + n)), np.where(known, 0.3, 0.0)
     return RidgeFunctions(rng.normal(size=n), 0.3 * twice * rng.normal(size=twice.shape), points, precision, np.eye(n))
+
+
+@pytest.mark.parametrize(("gain", "taken"), [(-0.5, False), (0.5, False), (2.0, True)])
+def test_curves_are_taken_where_the_joint_density_gains_by_them(gain, taken, rng, monkeypatch):
+    """What each residual gains by itself the joint kernels may have gained already."""
+    z, u, curves = rng.normal(size=(50, 1)), rng.normal(size=(50, 2)), some_functions(rng, 2, 1)
+    found = SimpleNamespace(functions=Autoregression(curves, curves), residuals=u, improvement=np.array([0.0, 1.0]))
+    monkeypatch.setattr(residual_form, "fit_autoregression", lambda *_: found)
+
+    def embedded(self, z, v, rows, decorrelation, improvement):
+        score = 0.0 if decorrelation.curved is None else gain * residual_form.WORTH
+        return residual_form.Dependence(decorrelation, None, improvement, None, score)
+
+    monkeypatch.setattr(ResidualKernelMeans, "_embedded", embedded)
+    assert (FORM.dependence(z, u).decorrelation.curved is not None) == taken
 
 
 @pytest.mark.x64

@@ -306,6 +306,9 @@ def test_other_data_kernels():
     weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M), kappa)
     values = signed_values(series.at((times[::2], paths[0, ::2])), POINTS)
     np.testing.assert_allclose(values, np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights, rtol=1e-8, atol=1e-12)
+    for whole in (empirical, series):
+        with pytest.raises(ValueError, match="The held-out drop needs statistics"):
+            whole.held_out_drop()
 
 
 @pytest.mark.x64

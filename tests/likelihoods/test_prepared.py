@@ -1,6 +1,7 @@
 """Densities by NumPy, over outputs under plates, against those of one output at one point by JAX."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -77,3 +78,11 @@ def test_what_is_brief_is_near(fitted, rng):
     found, brief = prepared.log_densities(z), prepared.brief().log_densities(z)
     assert found.shape == (50,) and found.dtype == np.float64
     np.testing.assert_allclose(brief, found, atol=1e-3)
+
+
+def test_a_form_whose_likelihoods_of_one_and_of_many_have_other_parts_is_refused():
+    """Which parts differ between outputs would be read off the wrong ones."""
+    surrogate = SimpleNamespace(at_rows=lambda rows: (rows,))
+    fitted = SimpleNamespace(event_shape=(2,), surrogate=surrogate, at=lambda y: (y, y.sum()))
+    with pytest.raises(ValueError, match="longer than"):
+        PreparedLikelihood.of(fitted, np.eye(2))

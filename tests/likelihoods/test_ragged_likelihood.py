@@ -6,6 +6,7 @@ import pytest
 
 from numpyro_kme.kernels import EmpiricalMeasure, EmpiricalMeasureRule, Gaussian, lengths, pad
 from numpyro_kme.likelihoods import KernelMeans, KernelStatistics, Ragged, ResidualKernelMeans
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 
 SHORTEST, LONGEST = 10, 80
 GRID = np.linspace(-4.0, 4.0, 1601)[:, None]
@@ -130,6 +131,20 @@ def test_one_length_is_what_the_form_gives(learnt):
         ragged.at(pad(whole[0, :7], 20))
     with pytest.raises(ValueError, match=r"must have the shape \(20,\) of the simulations; got 7 numbers"):
         plain.at(whole[0, :7])
+
+
+def test_lengths_are_checked_while_jax_traces_what_was_learnt(rng):
+    z = rng.normal(size=(40, 1))
+    x = z + rng.normal(size=(40, 3))
+    known = Hyperparameters(Gaussian(1.0), Gaussian(np.ones(3)), np.array(0.01))
+    surrogate = Ragged(KernelMeans(hyperparameters=known)).fit(z, x)
+
+    def traced(y):
+        return jax.eval_shape(lambda learnt: learnt.at(y).log_density(z[0]), surrogate)
+
+    assert traced(x[0]).shape == ()
+    with pytest.raises(ValueError, match="The observation has 2 rows, and the simulations have 3 to 3"):
+        traced(pad(x[0, :2], 3))
 
 
 def test_observations_that_say_nothing_or_lie_outside(learnt):

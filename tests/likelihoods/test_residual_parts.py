@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 import numpyro_kme as kme
 from numpyro_kme.likelihoods.residual import bandwidth_learning as bl
-from numpyro_kme.likelihoods.residual import decorrelation, fitting, support
+from numpyro_kme.likelihoods.residual import decorrelation, fitting, form, support
 from numpyro_kme.likelihoods.residual import density as rd
 from numpyro_kme.likelihoods.residual import location_scale as ls
 from numpyro_kme.likelihoods.residual.decorrelation import (
@@ -283,6 +283,18 @@ def test_location_is_scored_by_the_held_out_density_of_the_raw_statistic(rng, sm
     np.testing.assert_allclose(value, at.penalty()[0] - np.sum(np.log(density)), rtol=1e-10)
 
 
+def test_what_bounds_put_in_place_of_statistics_is_learnt_in_its_own_units(rng):
+    """Of the bulk; an outlier of 1e30 is brought within reach. A statistic without a bound stays as it is."""
+    s = rng.normal(size=(200, 2)) * [7.0, 1.0] + [40.0, 0.5]
+    s[0] = 1e30
+    units = form._Units.of(s, SimpleNamespace(side=np.array([1.0, 0.0])), np.array([0.0, -3.0]))
+    centre, scale = np.median(s[:, 0]), stats.median_abs_deviation(s[:, 0], scale="normal")
+    np.testing.assert_allclose(units.zero, [-centre / scale, -3.0], rtol=1e-4)
+    found, expected = units.scaled(s), np.column_stack([(s[:, 0] - centre) / scale, s[:, 1]])
+    np.testing.assert_allclose(found[1:], expected[1:], rtol=1e-4, atol=1e-12)
+    assert np.all(found[0] < 10.0 * np.abs(expected[1:]).max(axis=0))
+
+
 def test_a_lognormal_statistic_starts_from_a_logarithm(rng):
     z = rng.normal(size=(80, 1))
     x = np.exp(2.0 * z + 0.1 * rng.normal(size=(80, 1)))
@@ -318,6 +330,8 @@ def test_lattices_and_atoms_are_recognised(rng):
     assert lattice_step(counts) == 1.0
     np.testing.assert_allclose(lattice_step(0.3 + counts / 40), 1 / 40)
     assert lattice_step(rng.normal(size=200)) == lattice_step(np.arange(5.0)) == lattice_step(np.ones(5)) == 0.0
+    for each in (counts, 0.3 + counts / 40):
+        np.testing.assert_array_equal(jitter_width(each), lattice_step(each))
     mixed = np.where(rng.random(200) < 0.3, 0.0, rng.gamma(2.0, size=200))
     assert not jitter_width(rng.normal(size=20)).any()  # of few values each is a large share
     width = jitter_width(mixed)
@@ -337,6 +351,20 @@ def test_a_search_of_locations_begins_with_the_score_that_chose_its_start(rng):
     start, scores = ls.start_locations(at, x, np.zeros(2), True)
     losses = ls.location_loss(start, at, x, one, one)[0] - start.penalty()[0]
     np.testing.assert_allclose(losses, -300 * scores, atol=0.3)
+
+
+def test_starts_are_nearly_as_good_as_with_any_noise(rng):
+    """Their scores decide on bounds, too; fifteen times six data sets gave means of 0.003 to 0.013 nats."""
+    worse = []
+    for _ in range(6):
+        z = rng.normal(size=(60, 2))
+        x = np.sin(3.0 * z[:, 0]) + 0.3 * rng.normal(size=60)
+        x, at = (x - np.median(x)) / x.std(), everywhere(z)
+        line = ls._Candidates.of(x, 0.0, False)
+        tries = [Smoothness.start(2, 0.5, 1.0, 0.5, noise) for noise in np.geomspace(0.05, 1.6, 11)]
+        scores = [line.scores(one.regress(at, np.ones(60), x).held_out.ridge, x)[0] for one in tries]
+        worse.append(np.max(scores) - start_locations(at, x[None], np.zeros(1), False)[1])
+    assert np.mean(worse) < 0.04
 
 
 def test_a_statistic_without_noise_is_known_to_a_thousandth(rng):
@@ -390,6 +418,15 @@ def test_scale_of_residuals_is_found_within_its_error(rng):
     assert abs(np.mean(error)) < 0.3
 
 
+def test_a_scale_that_spans_many_orders_of_magnitude_has_a_large_amplitude(rng):
+    """Twenty in logarithms: forty seeds gave amplitudes of 1.8 to 3.6, as large ones have a low prior density."""
+    z, points = rng.normal(size=(200, 1)), np.linspace(-3.0, 3.0, 40)[:, None]
+    residuals = rng.normal(size=200) * np.exp(10.0 * np.sin(3.0 * z[:, 0]))
+    scale = ScaleFunction(1, 1, 200)
+    scale.update(Inputs(z, points), residuals[None], 3, 12)
+    assert np.exp(scale.smoothness.rbf[0]) > 1.3
+
+
 def test_scale_of_equal_residuals_is_flat_and_one_outlier_hardly_matters(rng):
     z, residuals = rng.normal(size=(200, 3)), rng.normal(size=200)
     scale = ScaleFunction(3, 2, 200)
@@ -423,6 +460,15 @@ def test_noise_of_outliers_is_larger_and_that_of_each_statistic_one_on_average(r
     ratio = np.exp(2 * (varying.held_out - varying.held_out[:, :1]))
     np.testing.assert_allclose(own / own[:, :1], ratio)
     np.testing.assert_allclose(np.log(own).mean(axis=1), 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("off", "settled"), [(0.9, True), (1.1, False)])
+def test_scales_have_settled_where_their_logarithms_are_negligibly_off(off, settled, rng):
+    """In each statistic: a factor for all its simulations is no change, as only the relative scale counts."""
+    scale, change = np.exp(rng.normal(size=(2, 50))), rng.normal(size=(2, 50))
+    change *= off * fitting.NEGLIGIBLE / change.std(axis=1, keepdims=True)
+    change[1] = 3.0
+    assert fitting._settled(np.square(scale * np.exp(change)), np.square(scale)) == settled
 
 
 def test_what_is_unknown_of_a_location_is_its_variance_given_the_other_simulations(rng, smoothness):

@@ -113,6 +113,8 @@ def test_features_of_series_by_hand():
         change = [np.mean([(one[t] - one[t - lag]) ** 2 for t in range(lag, 30)]) / variance for lag in (1, 2)]
         np.testing.assert_allclose(serial[[0, 3]], by_lag)
         np.testing.assert_allclose(serial[[1, 4]], np.log(np.array(change) + 1e-6))
+        third = [np.mean([(one[t] - one[t - lag]) ** 3 for t in range(lag, 30)]) for lag in (1, 2)]
+        np.testing.assert_allclose(serial[[2, 5]], np.cbrt(third) / np.sqrt(variance))
         upward = np.mean([one[t] > one.mean() >= one[t - 1] for t in range(1, 30)])
         np.testing.assert_allclose(serial[-4], np.sqrt(upward))
         np.testing.assert_allclose(found["low frequencies"][row, 0], one.sum() / np.sqrt(30))
@@ -120,8 +122,17 @@ def test_features_of_series_by_hand():
     times = np.arange(64)
     wave = Series()(np.cos(2 * np.pi * 8 * times / 64)[None])["dependence in time"][0]
     np.testing.assert_allclose(np.exp(wave[-8]), 8)  # where the highest peak is
-    both = np.stack([x[0, 1:], x[0, :-1]], axis=1)[None]
-    np.testing.assert_allclose(Series()(both)["between channels"][0, 2], 1.0, atol=0.3)
+
+
+def test_correlations_of_channels_by_hand():
+    """Of either behind the other, over lags that leave two thirds of the series."""
+    x = np.random.default_rng(5).normal(size=(1, 25, 2)).cumsum(axis=1)
+    first, second = ((x[0] - x[0].mean(axis=0)) / x[0].std(axis=0)).T
+    expected = [np.mean(second * first)]
+    for lag in (1, 2, 4, 8):
+        for behind, before in ((second, first), (first, second)):
+            expected.append(np.mean([behind[t] * before[t - lag] for t in range(lag, 25)]))
+    np.testing.assert_allclose(Series()(x)["between channels"][0], expected)
 
 
 def test_features_of_sets_and_images():
