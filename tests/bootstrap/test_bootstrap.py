@@ -22,6 +22,7 @@ from numpyro_kme.bootstrap import (
     replicates,
 )
 from numpyro_kme.bootstrap.fit import by_basin, full_data, newton_step, starting_scale
+from numpyro_kme.bootstrap.local import SETS
 from numpyro_kme.bootstrap.weights import draw_weights
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
@@ -283,6 +284,8 @@ def test_the_reported_loss_is_the_whole_squared_mmd(plane):
     exactly = np.mean(gram(x, x)) + gram(u, u, 2.0)[0, 0] - 2.0 * gram(u, x, 1.0).mean()
     np.testing.assert_allclose(draws.fit.value, exactly, atol=5e-4)
     assert draws.fit.value > -5 * draws.fit.numbers["loss_error"]
+    behind = linear.fit.numbers["loss_error"] / draws.fit.numbers["loss_error"]
+    assert behind**2 == pytest.approx(SETS, rel=0.5)  # times as many nodes
 
 
 def test_results_do_not_depend_on_how_many_replicates_there_are(plane, monkeypatch):

@@ -19,9 +19,10 @@ from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
 from numpyro_kme.bootstrap import emulated as learning
 from numpyro_kme.bootstrap.emulated import _full_fit, design
 from numpyro_kme.bootstrap.emulator import EmulatedMinima, Emulator, calibrated_loss_scale
-from numpyro_kme.bootstrap.networks import Networks, _train
+from numpyro_kme.bootstrap.networks import WIDTHS, Networks, _first_layers, _train
 from numpyro_kme.bootstrap.replicates import EmulatorSummary
-from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, TrainingSimulator, fit_features
+from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, FeatureMap, TrainingSimulator, fit_features
+from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein
 
@@ -405,6 +406,13 @@ def test_rows_that_only_fill_the_table_are_never_looked_at(rng):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(layers))
 
 
+def test_units_bend_at_different_places_and_outputs_begin_at_their_mean():
+    """A unit without an offset bends at the middle of the inputs, where all of its layer would then be zero."""
+    *hidden, last = (np.asarray(offset) for _, offset in _first_layers(jax.random.key(0), (2, *WIDTHS, 5)))
+    assert all(len(np.unique(offset)) == len(offset) for offset in hidden)
+    np.testing.assert_array_equal(last, np.zeros(5))
+
+
 def test_minimisations_start_from_the_best_simulated_points(rng):
     """Of loss and prior together, by a loop; a second start is elsewhere, unless there is nothing elsewhere."""
     x, data, anchors = (rng.normal(size=(n, 4)) for n in (50, 30, 30))
@@ -475,6 +483,58 @@ def test_the_full_fit_has_converged_where_its_last_step_is_small_and_the_loss_co
     assert fit.converged == (left < 0.01 and convex)
     np.testing.assert_array_equal(fit.u, 2.0 * found.x[best])
     np.testing.assert_allclose(fit.value, found.value[best] + 3.0 - np.sum(data.mean(axis=0) ** 2))
+
+
+class Points(FeatureMap):
+    """Points of the plane are their own features."""
+
+    def at(self, points):
+        return points
+
+
+def test_rounds_lower_the_temperature_and_simulate_at_the_minima(rng, monkeypatch):
+    """The first error asks for a temperature of 200, the second for one that falls too fast; then it is 1. A round
+    that refines simulates more at a point, and all rounds together what the user asked for."""
+    monkeypatch.setattr(learning, "EXPLORE", 3)
+    monkeypatch.setattr(learning, "fit_features", lambda *_: Points())
+    monkeypatch.setattr(learning, "calibrated_loss_scale", lambda *_: 0.7)
+    typical, temperatures, counts, trained = iter([400.0, 1.0, 1.0, 1.0]), [], [], []
+
+    def minimise(data, anchors, scale, *_):
+        temperatures.append(scale / (0.7 if temperatures else 1.0))
+        return minima(rng, len(data))
+
+    def fit(key, training, data, fit_proportion, rows, steps):
+        trained.append(len(training.x))
+        return SimpleNamespace(
+            basis=np.eye(2),
+            fit_proportion=False,
+            best=lambda data, prior, candidates: prior[candidates[:, 0]],
+            starts=lambda data, anchors, *_: anchors,
+            minimise=minimise,
+            tangents=lambda x, proportion: x,
+            errors=lambda new, data, found: np.full((len(data), 2), 0.7 * next(typical)),
+        )
+
+    def training_set(self, key, x, count):
+        counts.append(count)
+        return EmulatorTrainingSet(x, np.zeros((len(x), 2, 2)), np.full(len(x), count))
+
+    monkeypatch.setattr(learning, "Emulator", SimpleNamespace(fit=fit))
+    monkeypatch.setattr(TrainingSimulator, "training_set", training_set)
+    x, settings = rng.normal(size=(20, 2)), SimpleNamespace(num_simulations=4000, prior_weight=1.0, progress_bar=False)
+    bound = MMD(Gaussian(1.0)).objective(x, Generator(plane, NormalNoise(2), 2))
+
+    def pilot(number, count):
+        return Reweightings(rng.dirichlet(np.ones(20), count), None, np.zeros(count, int)), np.zeros((count, 1), int)
+
+    learnt = learning.learn(jax.random.key(0), bound, rng.normal(size=(50, 2)), pilot, settings)
+    points, each = design(4000)
+    scale = np.square(x).sum(axis=1).mean() / 20
+    np.testing.assert_allclose(temperatures, [learning.FIRST_TEMPERATURE * scale, 200.0, 200.0 / learning.COOLING, 1.0, 1.0])
+    assert counts[0] == counts[1] == counts[2] < counts[3] and learnt.rounds == 4
+    assert trained == [points * (2 + number) for number in range(5)]
+    assert 4000 - 12 * each < points * (2 * each + sum(counts)) <= 4000
 
 
 @pytest.mark.slow

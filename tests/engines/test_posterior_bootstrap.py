@@ -104,7 +104,8 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
     predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
     assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
     engine.print_summary()
-    assert "64 of 64 replicates" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "64 of 64 replicates" in said and "noise: declared" in said
 
 
 def doubled(noise, mean, scale):

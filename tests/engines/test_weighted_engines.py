@@ -646,6 +646,14 @@ def test_draws_follow_signed_weights_in_four_dimensions(rng):
     np.testing.assert_allclose(z[herded(z, weights, 400)].mean(axis=0), mean, atol=0.25)
 
 
+@pytest.mark.parametrize("dim", [1, 4])
+def test_draws_of_equal_weights_have_their_mean_and_variances(dim, rng):
+    z = rng.normal(size=(400, dim))
+    drawn = z[herded(z, np.full(400, 1 / 400), 400)]
+    np.testing.assert_allclose(drawn.mean(axis=0), z.mean(axis=0), atol=0.1)
+    assert drawn.var(axis=0).mean() == pytest.approx(z.var(axis=0).mean(), rel=0.15)
+
+
 @pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 def test_negative_variances_are_said(bank, monkeypatch):
     def ringing(self, y):
