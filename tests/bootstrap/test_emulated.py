@@ -531,7 +531,9 @@ def test_rounds_lower_the_temperature_and_simulate_at_the_minima(rng, monkeypatc
     learnt = learning.learn(jax.random.key(0), bound, rng.normal(size=(50, 2)), pilot, settings)
     points, each = design(4000)
     scale = np.square(x).sum(axis=1).mean() / 20
-    np.testing.assert_allclose(temperatures, [learning.FIRST_TEMPERATURE * scale, 200.0, 200.0 / learning.COOLING, 1.0, 1.0])
+    np.testing.assert_allclose(
+        temperatures, [learning.FIRST_TEMPERATURE * scale, 200.0, 200.0 / learning.COOLING, 1.0, 1.0]
+    )
     assert counts[0] == counts[1] == counts[2] < counts[3] and learnt.rounds == 4
     assert trained == [points * (2 + number) for number in range(5)]
     assert 4000 - 12 * each < points * (2 * each + sum(counts)) <= 4000

@@ -112,19 +112,6 @@ def doubled(noise, mean, scale):
     return mean + 2.0 * scale * noise
 
 
-@pytest.fixture
-def programs():
-    """Names of the programs that are compiled from now on."""
-    names = []
-
-    def count(name, seconds, fun_name="", **more):
-        if name.endswith("backend_compile_duration"):
-            names.append(fun_name)
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    return names
-
-
 def test_losses_of_scalars_compile_little_but_the_simulator(engine, programs):
     """Of a model that is new to the process: its prior, its noise, it with its derivatives, and the way back."""
     simulator = FromNoise(doubled, dist.Normal(0.0, 1.0))
