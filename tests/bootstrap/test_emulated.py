@@ -15,10 +15,10 @@ from scipy.optimize import lsq_linear, minimize, minimize_scalar
 from scipy.stats import kstest, norm
 
 import numpyro_kme as kme
-from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
+from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap, training_set
 from numpyro_kme.bootstrap import emulated as learning
 from numpyro_kme.bootstrap.emulated import _full_fit, design
-from numpyro_kme.bootstrap.emulator import EmulatedMinima, Emulator, calibrated_loss_scale
+from numpyro_kme.bootstrap.emulator import EmulatedMinima, Emulator, _residual, _tangent, calibrated_loss_scale
 from numpyro_kme.bootstrap.networks import WIDTHS, Networks, _first_layers, _train
 from numpyro_kme.bootstrap.replicates import EmulatorSummary
 from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, FeatureMap, TrainingSimulator, fit_features
@@ -279,6 +279,20 @@ def test_features_stand_for_the_kernel(dim):
     np.testing.assert_allclose(means, values[:48].reshape(6, 8, -1).mean(axis=1), atol=1e-9)
 
 
+def test_features_of_a_line_are_tabulated_a_tenth_beyond_both_ends(rng, monkeypatch):
+    monkeypatch.setattr(training_set, "CELLS", 64)
+    monkeypatch.setattr(training_set, "FEATURES", 8)
+    points = 100.0 * rng.normal(size=500)
+    found = fit_features(Gaussian(50.0), points)
+    low, high = np.quantile(points, [training_set.OUTER, 1.0 - training_set.OUTER])
+    margin = 0.1 * (high - low)
+    np.testing.assert_allclose([found.low, found.low + 63 * found.step], [low - margin, high + margin])
+    outside, inside = (
+        np.abs(found.at(np.array([low - 1.1 * margin, high + 1.1 * margin, low, high]))).max(axis=1).reshape(2, 2)
+    )
+    assert (outside == 0.0).all() and (inside > 0.0).all()
+
+
 def test_simulations_are_divided_among_rounds():
     for num in (100_000, 2_500_000, 50_000_000):
         points, each = design(num)
@@ -382,6 +396,30 @@ def test_networks_disagree_by_their_own_newton_steps(fit_proportion, rng):
         steps = np.linalg.solve(hessian, np.transpose(slopes)).T
         expected.append((steps - steps.mean(axis=0)) / np.sqrt(2.0))
     np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.6, 1.7])
+def test_where_data_are_a_share_of_the_model_tangents_are_derivatives_of_the_residual(share, rng):
+    """With the best mixing proportion, which moves with the parameters until it is 1."""
+    a, b, x = rng.normal(size=(2, 4)), rng.normal(size=4), rng.normal(size=2)
+    model = x @ a + b
+    exact = jax.jacfwd(lambda t: _residual(t @ a + b, share * model, True)[0])(x)
+    c = _residual(model, share * model, True)[1]
+    np.testing.assert_allclose(c, min(share, 1.0), rtol=1e-5)
+    np.testing.assert_allclose(_tangent(model, a.T, c, True), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_simulated_near_the_data_counts_most(rng, monkeypatch):
+    """And nothing counts less than nothing, not even where the noise leaves a distance below zero."""
+    asked = []
+    monkeypatch.setattr(Networks, "fit", lambda *given: asked.append(given))
+    data, apart = rng.normal(size=4), np.linspace(0.0, 3.0, 30)[:, None] * np.array([1.0, 2.0, -1.0, 0.5])
+    halves = (data + apart)[:, None] + 0.1 * rng.normal(size=(30, 2, 4))
+    training = EmulatorTrainingSet(rng.normal(size=(30, 2)), halves, np.full(30, 50.0))
+    Emulator.fit(None, training, data, False, 30, 1)
+    weights = asked[0][3][np.argsort(training.losses(data, False))]
+    assert (np.diff(weights) <= 0.0).all() and weights[-1] > 0.0 and weights[0] > 2.0 * weights[-1]
+    assert np.isfinite(weights).all()
 
 
 def test_losses_of_a_training_set_are_squared_distances_without_noise(rng):
