@@ -207,6 +207,20 @@ def test_a_long_card_is_cut_to_its_lines():
     assert repr(Quoted("<b>")) == "Quoted(text='<b>')" and "&lt;b&gt;" in Quoted("<b>")._repr_html_()
 
 
+def test_what_is_as_by_default_is_left_out_where_all_does_not_fit():
+    @display.shown
+    @dataclass
+    class Settings:
+        word: str = "short"
+        number: float = 1.5
+
+    assert repr(Settings()) == "Settings(word='short', number=1.5)"
+    assert repr(Settings(number=0.25)) == "Settings(word='short', number=0.25)"
+    long = "w" * 55
+    assert repr(Settings(long)) == f"Settings(word='{long}')"
+    assert repr(Settings(long, 0.25)).split() == ["Settings(", f"word='{long}',", "number=0.25,", ")"]
+
+
 @pytest.mark.parametrize(
     "value, found",
     [

@@ -97,6 +97,12 @@ def test_the_reported_loss_is_the_squared_mmd_at_the_best_mass(engine):
     assert engine.replicates.fit.value > -5 * engine.replicates.fit.numbers["loss_error"]
 
 
+def test_prior_draws_of_a_density_have_all_their_digits():
+    """In a session of float32 too."""
+    starts = IidModel.read(density, (X,), {}).starts(jax.random.key(0), 8)
+    assert starts.shape == (8, 2) and (starts != np.float32(starts)).all()
+
+
 def test_results_go_to_arviz_and_predictive(engine, capsys):
     idata = engine.to_inference_data()
     assert dict(idata.posterior.sizes) == {"chain": 1, "draw": 64}

@@ -108,6 +108,15 @@ def test_kernel_abc_by_its_formula(kernel_abc, bank):
     )
 
 
+def test_nine_draws_are_no_posterior_and_ten_are(bank):
+    engine = kme.RejectionABC(conjugate, simulations=bank, quantile=9 / 500)
+    with pytest.raises(RuntimeError, match=r"effective sample size is 9.0 of 500 simulations, below 10: this is not a"):
+        engine.run(KEY, x=X)
+    enough = kme.RejectionABC(conjugate, simulations=bank, quantile=10 / 500)
+    enough.run(KEY, x=X)
+    assert enough.info["effective sample size"] == pytest.approx(10)
+
+
 def test_kernel_abc_by_a_low_rank_factor(kernel_abc, bank):
     seen = np.array([[0.8], [-0.4], [3.0]])
     ranks = []

@@ -33,6 +33,7 @@ from numpyro_kme.simulations import (
     Simulations,
     StoreError,
     executors,
+    failures,
     simulate,
     site_runs,
     store,
@@ -385,6 +386,12 @@ def test_another_configuration_is_refused(path):
         simulate(jax.random.key(4), NOISY, 30, store=path, progress_bar=False)
     with pytest.raises(StoreError, match="simulator x function: noisy in the store, fragile now"):
         bank(FRAGILE, store=path)
+
+
+def test_of_many_parts_that_differ_five_are_named_and_the_others_counted():
+    told = [f"part {i}" for i in range(9)]
+    assert failures.first(told) == [*told[:5], "and 4 more"]
+    assert failures.first(told[:6]) == told[:6]
 
 
 def around_data(x=None):
