@@ -41,3 +41,16 @@ def bounded_memory():
 def rng():
     """A NumPy generator with a fixed seed; tests must pass with any other."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def programs():
+    """Names of the programs that are compiled from now on."""
+    names = []
+
+    def count(name, seconds, fun_name="", **more):
+        if name.endswith("backend_compile_duration"):
+            names.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    return names

@@ -44,6 +44,23 @@ def test_k2_abc_by_a_double_loop(rng):
     assert epsilon == 0.05
 
 
+def farthest(a, b):
+    return jnp.max(jnp.abs(a - b))
+
+
+@pytest.mark.parametrize(
+    "discrepancy",
+    [kme.embeddings.Quadratic(Gaussian(0.9)), kme.Wasserstein(), farthest],
+    ids=lambda d: type(d).__name__,
+)
+def test_another_observation_of_the_same_size_is_compared_without_compiling(discrepancy, rng, programs):
+    x, y = rng.normal(size=(4, 6, 1)), rng.normal(size=(6, 1))
+    first = kme.abc.discrepancies_to(y, x, discrepancy)
+    programs.clear()
+    assert not np.array_equal(kme.abc.discrepancies_to(y + 1.0, x, discrepancy), first)
+    assert not programs
+
+
 def test_default_epsilon_sets_the_effective_sample_size(rng):
     distance = rng.exponential(size=5000)
     for number, size in ((5000, 100), (400, 50), (40, 20)):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from numpyro_kme.bootstrap import (
     replicates,
 )
 from numpyro_kme.bootstrap.fit import by_basin, full_data, newton_step, starting_scale
+from numpyro_kme.bootstrap.local import SETS
+from numpyro_kme.bootstrap.second_attempts import restart
 from numpyro_kme.bootstrap.weights import draw_weights
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
@@ -283,6 +286,8 @@ def test_the_reported_loss_is_the_whole_squared_mmd(plane):
     exactly = np.mean(gram(x, x)) + gram(u, u, 2.0)[0, 0] - 2.0 * gram(u, x, 1.0).mean()
     np.testing.assert_allclose(draws.fit.value, exactly, atol=5e-4)
     assert draws.fit.value > -5 * draws.fit.numbers["loss_error"]
+    behind = linear.fit.numbers["loss_error"] / draws.fit.numbers["loss_error"]
+    assert behind**2 == pytest.approx(SETS, rel=0.5)  # times as many nodes
 
 
 def test_results_do_not_depend_on_how_many_replicates_there_are(plane, monkeypatch):
@@ -386,6 +391,37 @@ def test_equally_good_minima_are_reported():
     found = fit(bound, nodes, np.linspace(-4.0, 4.0, 16)[:, None], np.ones(1))
     np.testing.assert_allclose(np.abs(found.u), np.abs(found.others[0]), atol=1e-4)
     assert found.converged and found.u[0] * found.others[0, 0] < 0
+
+
+class Wells:
+    """Losses with a minimum on either side of zero, at -1 and 1, of values `(R, 2)`."""
+
+    def __init__(self, heights):
+        self.reweightings = heights
+
+    def rows(self, index):
+        return Wells(self.reweightings[index])
+
+    def solve(self, start, hessian, control):
+        n = len(self.reweightings)
+        side = np.broadcast_to(start > 0, (n, 1))
+        value = np.take_along_axis(self.reweightings, side.astype(int), axis=1)[:, 0]
+        nothing, curved = np.zeros((n, 1)), np.ones((n, 1, 1))
+        return newton.Minimum(2.0 * side - 1.0, value, nothing, curved, nothing, np.ones(n, bool), np.ones(n, int), {})
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_replicates_that_are_lower_in_another_well_are_moved_there(every, rng):
+    """All of them, where one of those that are compared is; none to where it is higher."""
+    wells = Wells(rng.normal(size=(50, 2)))
+    lower = wells.reweightings[:, 1] < wells.reweightings[:, 0]
+    lower[0], wells.reweightings[0] = True, [0.0, -1.0]
+    full, control = SimpleNamespace(others=np.ones((1, 1)), scale=np.ones(1), hessian=None), newton.Control(np.ones(1))
+    found, moved, compared = restart(wells, full, None, wells.solve(-np.ones(1), None, None), control, every)
+    np.testing.assert_array_equal(moved, lower)
+    np.testing.assert_array_equal(found.u[:, 0] > 0, lower)
+    np.testing.assert_array_equal(found.value, wells.reweightings.min(axis=1))
+    assert compared == len(range(0, 50, every))
 
 
 def test_starting_points_that_all_fail_are_named():

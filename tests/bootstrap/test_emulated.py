@@ -15,13 +15,14 @@ from scipy.optimize import lsq_linear, minimize, minimize_scalar
 from scipy.stats import kstest, norm
 
 import numpyro_kme as kme
-from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
+from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap, training_set
 from numpyro_kme.bootstrap import emulated as learning
 from numpyro_kme.bootstrap.emulated import _full_fit, design
-from numpyro_kme.bootstrap.emulator import EmulatedMinima, Emulator, calibrated_loss_scale
-from numpyro_kme.bootstrap.networks import Networks, _train
+from numpyro_kme.bootstrap.emulator import EmulatedMinima, Emulator, _residual, _tangent, calibrated_loss_scale
+from numpyro_kme.bootstrap.networks import WIDTHS, Networks, _first_layers, _train
 from numpyro_kme.bootstrap.replicates import EmulatorSummary
-from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, TrainingSimulator, fit_features
+from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, FeatureMap, TrainingSimulator, fit_features
+from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein
 
@@ -279,6 +280,20 @@ def test_features_stand_for_the_kernel(dim):
     np.testing.assert_allclose(means, values[:48].reshape(6, 8, -1).mean(axis=1), atol=1e-9)
 
 
+def test_features_of_a_line_are_tabulated_a_tenth_beyond_both_ends(rng, monkeypatch):
+    monkeypatch.setattr(training_set, "CELLS", 64)
+    monkeypatch.setattr(training_set, "FEATURES", 8)
+    points = 100.0 * rng.normal(size=500)
+    found = fit_features(Gaussian(50.0), points)
+    low, high = np.quantile(points, [training_set.OUTER, 1.0 - training_set.OUTER])
+    margin = 0.1 * (high - low)
+    np.testing.assert_allclose([found.low, found.low + 63 * found.step], [low - margin, high + margin])
+    outside, inside = (
+        np.abs(found.at(np.array([low - 1.1 * margin, high + 1.1 * margin, low, high]))).max(axis=1).reshape(2, 2)
+    )
+    assert (outside == 0.0).all() and (inside > 0.0).all()
+
+
 def test_simulations_are_divided_among_rounds():
     for num in (100_000, 2_500_000, 50_000_000):
         points, each = design(num)
@@ -384,6 +399,30 @@ def test_networks_disagree_by_their_own_newton_steps(fit_proportion, rng):
     np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("share", [0.6, 1.7])
+def test_where_data_are_a_share_of_the_model_tangents_are_derivatives_of_the_residual(share, rng):
+    """With the best mixing proportion, which moves with the parameters until it is 1."""
+    a, b, x = rng.normal(size=(2, 4)), rng.normal(size=4), rng.normal(size=2)
+    model = x @ a + b
+    exact = jax.jacfwd(lambda t: _residual(t @ a + b, share * model, True)[0])(x)
+    c = _residual(model, share * model, True)[1]
+    np.testing.assert_allclose(c, min(share, 1.0), rtol=1e-5)
+    np.testing.assert_allclose(_tangent(model, a.T, c, True), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_simulated_near_the_data_counts_most(rng, monkeypatch):
+    """And nothing counts less than nothing, not even where the noise leaves a distance below zero."""
+    asked = []
+    monkeypatch.setattr(Networks, "fit", lambda *given: asked.append(given))
+    data, apart = rng.normal(size=4), np.linspace(0.0, 3.0, 30)[:, None] * np.array([1.0, 2.0, -1.0, 0.5])
+    halves = (data + apart)[:, None] + 0.1 * rng.normal(size=(30, 2, 4))
+    training = EmulatorTrainingSet(rng.normal(size=(30, 2)), halves, np.full(30, 50.0))
+    Emulator.fit(None, training, data, False, 30, 1)
+    weights = asked[0][3][np.argsort(training.losses(data, False))]
+    assert (np.diff(weights) <= 0.0).all() and weights[-1] > 0.0 and weights[0] > 2.0 * weights[-1]
+    assert np.isfinite(weights).all()
+
+
 def test_losses_of_a_training_set_are_squared_distances_without_noise(rng):
     """Of the two halves, whose noise is independent; with a mixing proportion, of the nearest multiple."""
     means, data = rng.uniform(0.2, 1.0, size=(6, 3)), rng.uniform(0.2, 1.0, size=3)
@@ -404,6 +443,13 @@ def test_rows_that_only_fill_the_table_are_never_looked_at(rng):
     filled = [np.concatenate([a, np.full((1, *a.shape[1:]), np.nan, np.float32)]) for a in (x, y, weights)]
     layers = _train(jax.random.key(0), *filled, 3, 2)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(layers))
+
+
+def test_units_bend_at_different_places_and_outputs_begin_at_their_mean():
+    """A unit without an offset bends at the middle of the inputs, where all of its layer would then be zero."""
+    *hidden, last = (np.asarray(offset) for _, offset in _first_layers(jax.random.key(0), (2, *WIDTHS, 5)))
+    assert all(len(np.unique(offset)) == len(offset) for offset in hidden)
+    np.testing.assert_array_equal(last, np.zeros(5))
 
 
 def test_minimisations_start_from_the_best_simulated_points(rng):
@@ -476,6 +522,60 @@ def test_the_full_fit_has_converged_where_its_last_step_is_small_and_the_loss_co
     assert fit.converged == (left < 0.01 and convex)
     np.testing.assert_array_equal(fit.u, 2.0 * found.x[best])
     np.testing.assert_allclose(fit.value, found.value[best] + 3.0 - np.sum(data.mean(axis=0) ** 2))
+
+
+class Points(FeatureMap):
+    """Points of the plane are their own features."""
+
+    def at(self, points):
+        return points
+
+
+def test_rounds_lower_the_temperature_and_simulate_at_the_minima(rng, monkeypatch):
+    """The first error asks for a temperature of 200, the second for one that falls too fast; then it is 1. A round
+    that refines simulates more at a point, and all rounds together what the user asked for."""
+    monkeypatch.setattr(learning, "EXPLORE", 3)
+    monkeypatch.setattr(learning, "fit_features", lambda *_: Points())
+    monkeypatch.setattr(learning, "calibrated_loss_scale", lambda *_: 0.7)
+    typical, temperatures, counts, trained = iter([400.0, 1.0, 1.0, 1.0]), [], [], []
+
+    def minimise(data, anchors, scale, *_):
+        temperatures.append(scale / (0.7 if temperatures else 1.0))
+        return minima(rng, len(data))
+
+    def fit(key, training, data, fit_proportion, rows, steps):
+        trained.append(len(training.x))
+        return SimpleNamespace(
+            basis=np.eye(2),
+            fit_proportion=False,
+            best=lambda data, prior, candidates: prior[candidates[:, 0]],
+            starts=lambda data, anchors, *_: anchors,
+            minimise=minimise,
+            tangents=lambda x, proportion: x,
+            errors=lambda new, data, found: np.full((len(data), 2), 0.7 * next(typical)),
+        )
+
+    def training_set(self, key, x, count):
+        counts.append(count)
+        return EmulatorTrainingSet(x, np.zeros((len(x), 2, 2)), np.full(len(x), count))
+
+    monkeypatch.setattr(learning, "Emulator", SimpleNamespace(fit=fit))
+    monkeypatch.setattr(TrainingSimulator, "training_set", training_set)
+    x, settings = rng.normal(size=(20, 2)), SimpleNamespace(num_simulations=4000, prior_weight=1.0, progress_bar=False)
+    bound = MMD(Gaussian(1.0)).objective(x, Generator(plane, NormalNoise(2), 2))
+
+    def pilot(number, count):
+        return Reweightings(rng.dirichlet(np.ones(20), count), None, np.zeros(count, int)), np.zeros((count, 1), int)
+
+    learnt = learning.learn(jax.random.key(0), bound, rng.normal(size=(50, 2)), pilot, settings)
+    points, each = design(4000)
+    scale = np.square(x).sum(axis=1).mean() / 20
+    np.testing.assert_allclose(
+        temperatures, [learning.FIRST_TEMPERATURE * scale, 200.0, 200.0 / learning.COOLING, 1.0, 1.0]
+    )
+    assert counts[0] == counts[1] == counts[2] < counts[3] and learnt.rounds == 4
+    assert trained == [points * (2 + number) for number in range(5)]
+    assert 4000 - 12 * each < points * (2 * each + sum(counts)) <= 4000
 
 
 @pytest.mark.slow

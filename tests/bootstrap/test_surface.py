@@ -1,6 +1,7 @@
 """Polynomial surfaces of losses that jump, against minima found by SciPy and by hand."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from scipy.optimize import minimize
 from numpyro_kme.bootstrap import Fit, Settings, posterior_bootstrap
 from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.newton import Problems
+from numpyro_kme.bootstrap.preparation import QUIET, times_needed
 from numpyro_kme.bootstrap.surface import Surface, settle
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.engines.posterior_bootstrap import warn_of
@@ -140,6 +142,22 @@ def test_what_fails_where_points_jump_names_the_cause_and_the_option(switched):
     failed = replace(switched[1], converged=np.zeros(500, bool))
     with pytest.warns(UserWarning, match=r'Simulated points jump .* `method="emulated"`'):
         warn_of(failed, "")
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.1, 0.7])
+def test_a_surface_of_one_set_of_nodes_is_compared_with_another_set(apart, rng):
+    """The deviation of two minima, at most by half and twice as large further out, falls as the root of the nodes."""
+    objective = SimpleNamespace(adapt_nodes=lambda u, num: None, generator=None)
+    objective.generator = SimpleNamespace(noise=SimpleNamespace(independent=True))
+    surface = SimpleNamespace(centre=np.zeros(1), root=np.eye(1), drawn_in=lambda u: u)
+    surface.minimise = lambda problems: SimpleNamespace(u=np.full((3, 1), problems.nodes.values[0, 0]))
+    ready = SimpleNamespace(
+        objective=objective, nodes=NOWHERE, surface=surface, scale=np.ones(1), fit=SimpleNamespace(u=0.0)
+    )
+    times = times_needed(ready, reweighted(rng, 3, 5), lambda: NOWHERE._replace(values=np.full((1, 1), apart)))
+    moved = 2.0 * np.sqrt(1.25) * apart / 2.0
+    assert (times == 1) == (moved <= QUIET)
+    assert moved / np.sqrt(times) <= QUIET and (times == 1 or moved / np.sqrt(times / 2) > QUIET)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 
 import numpyro_kme as kme
 from numpyro_kme._core import display
-from numpyro_kme._core.display import LINES, WIDTH, Card
+from numpyro_kme._core.display import WIDTH, Card
 from numpyro_kme.mcmc.chain_checks import SurrogateChecks
 
 ROOMS = [room for room in kme.__all__ if inspect.ismodule(getattr(kme, room)) and room != "handlers"]
@@ -40,8 +40,8 @@ CLASSES = public_classes()
 def check(value):
     """That what a value prints is short, and has no array."""
     found = repr(value)
-    assert len(found.splitlines()) <= LINES, found
-    assert max(map(len, found.splitlines())) <= WIDTH, found
+    assert len(found.splitlines()) <= 15, found
+    assert max(map(len, found.splitlines())) <= 80, found  # columns of a terminal
     assert not re.search(r"array\(|\[\s*-?\d+\.\d+[, ]+-?\d+\.\d+|<.*object at|0x[0-9a-f]{6}", found), found
     html = value._repr_html_()
     assert len(html) < 6000 and html.startswith("<"), html
@@ -205,6 +205,20 @@ def test_a_long_card_is_cut_to_its_lines():
         text: str
 
     assert repr(Quoted("<b>")) == "Quoted(text='<b>')" and "&lt;b&gt;" in Quoted("<b>")._repr_html_()
+
+
+def test_what_is_as_by_default_is_left_out_where_all_does_not_fit():
+    @display.shown
+    @dataclass
+    class Settings:
+        word: str = "short"
+        number: float = 1.5
+
+    assert repr(Settings()) == "Settings(word='short', number=1.5)"
+    assert repr(Settings(number=0.25)) == "Settings(word='short', number=0.25)"
+    long = "w" * 55
+    assert repr(Settings(long)) == f"Settings(word='{long}')"
+    assert repr(Settings(long, 0.25)).split() == ["Settings(", f"word='{long}',", "number=0.25,", ")"]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Bars and phases: what is said, when nothing is, and that JAX's compiling is said."""
 
+import inspect
 import re
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+import numpyro_kme as kme
 from numpyro_kme._core import programs, progress
 
 
@@ -40,6 +43,18 @@ def test_nothing_is_shown_where_it_is_switched_off(terminal, monkeypatch):
         time.sleep(0.2)
     assert list(progress.progress(range(3), "on ci", True)) == [0, 1, 2]
     assert terminal() == ""
+
+
+def test_bars_are_shown_unless_they_are_switched_off():
+    """By every public class and function that has one."""
+    found = 0
+    rooms = [kme, *(getattr(kme, name) for name in kme.__all__ if inspect.ismodule(getattr(kme, name)))]
+    for value in {id(one): one for room in rooms for one in vars(room).values() if callable(one)}.values():
+        with suppress(ValueError):  # of classes whose signature Python does not know
+            given = inspect.signature(value).parameters.get("progress_bar")
+            found += given is not None
+            assert given is None or given.default is True, value
+    assert found > 10
 
 
 def test_compiling_is_said(terminal):

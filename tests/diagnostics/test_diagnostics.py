@@ -661,6 +661,14 @@ def test_numbers_of_vectors_along_a_plate_are_sorted_one_by_one():
     assert names[:3] == ("sorted 0[0]", "sorted 2[0]", "sorted 0[1]")
 
 
+def test_of_many_numbers_along_a_plate_the_least_the_middle_and_the_largest_are_compared(rng):
+    simulator = kme.Simulator(lambda rng, t: np.zeros(40), np.zeros(()), shape=(40,), dtype=float)
+    y = rng.normal(size=(9, 40))
+    _, seen, names = _in_order(rng.normal(size=(5, 9, 40)), y, simulator)
+    np.testing.assert_array_equal(seen, [y.min(axis=0), np.median(y, axis=0), y.max(axis=0)])
+    assert names[::40] == ("sorted 0[0]", "sorted 0[4]", "sorted 0[8]")
+
+
 def test_predictions_of_a_model_that_asks_its_data_for_their_number():
     """As most people write it: `len(x)`, the data by position or by another name; a factor and another site too."""
 

@@ -97,6 +97,12 @@ def test_the_reported_loss_is_the_squared_mmd_at_the_best_mass(engine):
     assert engine.replicates.fit.value > -5 * engine.replicates.fit.numbers["loss_error"]
 
 
+def test_prior_draws_of_a_density_have_all_their_digits():
+    """In a session of float32 too."""
+    starts = IidModel.read(density, (X,), {}).starts(jax.random.key(0), 8)
+    assert starts.shape == (8, 2) and (starts != np.float32(starts)).all()
+
+
 def test_results_go_to_arviz_and_predictive(engine, capsys):
     idata = engine.to_inference_data()
     assert dict(idata.posterior.sizes) == {"chain": 1, "draw": 64}
@@ -104,24 +110,12 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
     predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
     assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
     engine.print_summary()
-    assert "64 of 64 replicates" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "64 of 64 replicates" in said and "noise: declared" in said
 
 
 def doubled(noise, mean, scale):
     return mean + 2.0 * scale * noise
-
-
-@pytest.fixture
-def programs():
-    """Names of the programs that are compiled from now on."""
-    names = []
-
-    def count(name, seconds, fun_name="", **more):
-        if name.endswith("backend_compile_duration"):
-            names.append(fun_name)
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    return names
 
 
 def test_losses_of_scalars_compile_little_but_the_simulator(engine, programs):

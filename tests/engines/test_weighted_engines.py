@@ -108,6 +108,15 @@ def test_kernel_abc_by_its_formula(kernel_abc, bank):
     )
 
 
+def test_nine_draws_are_no_posterior_and_ten_are(bank):
+    engine = kme.RejectionABC(conjugate, simulations=bank, quantile=9 / 500)
+    with pytest.raises(RuntimeError, match=r"effective sample size is 9.0 of 500 simulations, below 10: this is not a"):
+        engine.run(KEY, x=X)
+    enough = kme.RejectionABC(conjugate, simulations=bank, quantile=10 / 500)
+    enough.run(KEY, x=X)
+    assert enough.info["effective sample size"] == pytest.approx(10)
+
+
 def test_kernel_abc_by_a_low_rank_factor(kernel_abc, bank):
     seen = np.array([[0.8], [-0.4], [3.0]])
     ranks = []
@@ -644,6 +653,14 @@ def test_draws_follow_signed_weights_in_four_dimensions(rng):
     mean, positive = weights @ z, np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
     assert np.abs(positive @ z - mean).max() > 0.35
     np.testing.assert_allclose(z[herded(z, weights, 400)].mean(axis=0), mean, atol=0.25)
+
+
+@pytest.mark.parametrize("dim", [1, 4])
+def test_draws_of_equal_weights_have_their_mean_and_variances(dim, rng):
+    z = rng.normal(size=(400, dim))
+    drawn = z[herded(z, np.full(400, 1 / 400), 400)]
+    np.testing.assert_allclose(drawn.mean(axis=0), z.mean(axis=0), atol=0.1)
+    assert drawn.var(axis=0).mean() == pytest.approx(z.var(axis=0).mean(), rel=0.15)
 
 
 @pytest.mark.filterwarnings("ignore:.*the posterior is coarse")

@@ -33,6 +33,7 @@ from numpyro_kme.simulations import (
     Simulations,
     StoreError,
     executors,
+    failures,
     simulate,
     site_runs,
     store,
@@ -385,6 +386,26 @@ def test_another_configuration_is_refused(path):
         simulate(jax.random.key(4), NOISY, 30, store=path, progress_bar=False)
     with pytest.raises(StoreError, match="simulator x function: noisy in the store, fragile now"):
         bank(FRAGILE, store=path)
+
+
+def test_of_many_parts_that_differ_five_are_named_and_the_others_counted():
+    told = [f"part {i}" for i in range(9)]
+    assert failures.first(told) == [*told[:5], "and 4 more"]
+    assert failures.first(told[:6]) == told[:6]
+
+
+def around_data(x=None):
+    theta = numpyro.sample("theta", dist.Normal(np.mean(x), 1.0))
+    numpyro.sample("x", kme.Simulator(noisy, theta, **BLACK), obs=x)
+
+
+def test_other_data_that_the_prior_depends_on_are_refused(path):
+    made, moved = (bank(kme.Problem.read(around_data, x=np.full(2, mean)), 3) for mean in (0.0, 1.0))
+    bank(kme.Problem.read(around_data, x=np.zeros(2)), 3, store=path)
+    bank(kme.Problem.read(around_data, x=np.array([-1.0, 1.0])), 3, store=path)
+    first, now = (str(found.arguments["x"][0].tolist()) for found in (made, moved))
+    with pytest.raises(StoreError, match=re.escape(f"its first is at {first}, this model's at {now}. Was the model")):
+        bank(kme.Problem.read(around_data, x=np.ones(2)), 3, store=path)
 
 
 def test_a_store_is_an_arviz_file(here, path):

@@ -1,5 +1,6 @@
 """Simulations: keys, blocks, black boxes, failures, groups, and tables made elsewhere."""
 
+from dataclasses import replace
 from zlib import crc32
 
 import jax.numpy as jnp
@@ -163,6 +164,20 @@ def test_skipping_counts_by_reason():
     np.testing.assert_array_equal(found.latents["theta"], theta[kept])
     np.testing.assert_array_equal(found.x["x"][:, 0], theta[kept])
     assert len(found) + sum(found.failures.values()) == 200
+
+
+def test_joined_simulations_count_all_attempts_and_remember_what_they_are_near():
+    """Numbers of the second ones come after all attempts of the first; a table has as many attempts as rows."""
+    first = simulate(random.key(0), failing, 50, on_failure="skip", progress_bar=False)
+    second = replace(
+        simulate(random.key(1), failing, 40, on_failure="skip", progress_bar=False), near={"x": np.ones(1)}
+    )
+    both = first.joined(second)
+    assert both.attempted == 90 and sum(both.failures.values()) == 90 - len(both)
+    np.testing.assert_array_equal(both.index, [*first.index, *(50 + second.index)])
+    assert both.near == second.near == second.joined(first).near
+    table = replace(second, attempted=0)
+    assert first.joined(table).attempted == 50 + len(second)
 
 
 def test_one_failing_site_drops_the_simulation_at_all_sites():
