@@ -78,16 +78,17 @@ class Covered:
         self.tests: dict[tuple[str, int], set[str]] = {}
         self.breadth: Counter[str] = Counter()
         for file, context, bits in database.execute("select file_id, context_id, numbits from line_bits"):
-            test = contexts[context].partition("|")[0]
+            test = contexts[context].rpartition("|")[0]
             path = str(Path(files[file]).relative_to(ROOT))
             lines = numbits_to_nums(bits)
             self.breadth[test] += len(lines)
             for line in lines:
                 self.tests.setdefault((path, line), set()).update([test] if test else [])
         self.seconds = {
-            f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}": float(case.get("time"))
-            for case in ElementTree.parse(folder / "tests.xml").iter("testcase")
+            name_of(case): float(case.get("time")) for case in ElementTree.parse(folder / "tests.xml").iter("testcase")
         }
+        unknown = sorted(self.breadth.keys() - self.seconds.keys() - {""})
+        assert not unknown, f"pytest would not find {unknown}, and that would count as killed"
 
     def of(self, path: str, first: int, last: int) -> list[str]:
         """Tests of lines, those that execute least else first, as many as take `MOST` seconds.
@@ -105,6 +106,12 @@ class Covered:
         ordered = sorted(found | served, key=lambda test: (test in served, self.breadth[test], test))
         begun = accumulate((self.seconds.get(test, 1.0) for test in ordered), initial=0.0)
         return [test for test, before in zip(ordered, begun) if before < MOST]
+
+
+def name_of(case: ElementTree.Element) -> str:
+    """What pytest calls a test of its report."""
+    module, _, inside = case.get("classname").partition(".Test")
+    return "::".join([f"{module.replace('.', '/')}.py", *([f"Test{inside}"] if inside else []), case.get("name")])
 
 
 def positions() -> list[tuple[str, tuple[int, int], list[tuple[str, int]]]]:

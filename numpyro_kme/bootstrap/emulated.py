@@ -84,7 +84,7 @@ def learn(
     The first simulations are at samples of the prior. A round then trains the networks anew on everything there is,
     minimises the emulated loss of pilot replicates, divided by a temperature, each pulled to a prior anchor of its own,
     and simulates at their minima; half of these are moved by a sample of the normal distribution with the loss as
-    negative log-density. The temperature falls to the error found there, and then to 1.
+    negative log-density. The temperature falls to half of the error found there, and then to 1.
 
     Args:
         rng_key: The only source of randomness.

@@ -38,7 +38,8 @@ TRIED = 0.01
 """Functions are learnt of those residuals of which a regression explains so much of the variance at once."""
 
 WORTH = 0.02
-"""Least improvement, in nats a simulation, for which a residual's functions are kept, and for which all are."""
+"""A residual's functions are kept if they improve on more than this, in nats a simulation, and all if together they do.
+"""
 
 
 def soft_clip(u: Any, xp: Any = np) -> Any:
