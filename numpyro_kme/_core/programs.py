@@ -20,7 +20,7 @@ KEPT = 8
 """So many programs are kept for others, the last ones."""
 
 LIGHT = {"xla_backend_optimization_level": 1}
-"""Options of XLA with which a program compiles up to five times as fast, for what runs a short time."""
+"""Options of XLA with which a program compiles sooner and runs longer, for what runs a short time in any case."""
 
 _shared: OrderedDict[tuple, Callable] = OrderedDict()
 _lock = Lock()

@@ -176,8 +176,8 @@ class LossDensity(Distribution):
         why = "runs on the host" if self._black_box else "returns whole numbers"
         return NotImplementedError(
             f"Simulator `{self._name}` {why} and has no derivative, which NUTS, HMC and SVI need. Kernels that work: "
-            "PseudoMarginal with FreshNoise; AIES and ESS of numpyro.infer with CommonNoise; any kernel on a surrogate "
-            "(handlers.surrogate)."
+            "PseudoMarginal with FreshNoise, or LatentNoise for simulators in JAX; AIES and ESS of numpyro.infer with "
+            "CommonNoise; any kernel on a surrogate (handlers.surrogate)."
         )
 
 

@@ -19,7 +19,8 @@ from numpyro_kme._core.display import Card, brief, shown
 from numpyro_kme.mcmc.noise import NOISE, simulation_keys
 
 OF_NOISE = 0.35
-"""Acceptance that the steps of noise alone adapt to: of .2, .35 and .5 the best for seven soft ABC posteriors."""
+"""Acceptance that the steps of noise alone adapt to. Less makes steps of parameters and noise together rarely accepted,
+more makes the noise slow."""
 
 
 class Adapted(NamedTuple):

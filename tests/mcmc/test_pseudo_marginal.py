@@ -94,6 +94,22 @@ def test_correlated_steps_of_latent_noise_give_the_exact_posterior(truth):
     assert max(standard_errors(samples, truth)) < 4.0
 
 
+@pytest.mark.slow
+def test_latent_noise_of_counts_gives_the_posterior_that_fresh_noise_gives():
+    def counts(x):
+        rate = numpyro.sample("mean", dist.Gamma(2.0, 0.5))
+        with numpyro.plate("data", 40):
+            numpyro.sample("x", Simulator(lambda key, rate: random.poisson(key, rate), rate), obs=x)
+
+    x, found = np.random.default_rng(0).poisson(3.0, 40), []
+    for noise in (LatentNoise(16), FreshNoise(16)):
+        loss = generalized_bayes(counts, MMD(Gaussian(1.5)), weight=1.0, noise=noise)
+        draws = run(PseudoMarginal(loss), x, num_samples=4000, num_warmup=1000)[1]
+        found.append((draws.mean(), draws.var() / effective_sample_size(draws)))
+    (one, error), (other, other_error) = found
+    assert abs(one - other) < 4.0 * np.sqrt(error + other_error)
+
+
 class Reestimating(PseudoMarginal):
     """The wrong kernel: it estimates the current point again."""
 

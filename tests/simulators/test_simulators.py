@@ -100,7 +100,7 @@ PRIORS = {
     ],
     "two_moons": [scipy.stats.uniform(-1.0, 2.0)] * 2,
 }
-"""The published priors, written out a second time with SciPy, one for each number."""
+"""The priors, written out a second time with SciPy, one for each number: those of the papers, or our own."""
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
@@ -192,7 +192,7 @@ def test_slcp_is_the_normal_that_it_says():
 
 def test_g_and_k_follows_its_quantile_function(rng):
     a, b, g, k = 3.0, 1.0, 1.0, 0.5
-    assert tuple(g_and_k.TRUTH) == (a, b, g, k)  # Dellaporta et al. (2022), section 4.1
+    assert tuple(g_and_k.TRUTH) == (a, b, g, k)  # Dellaporta et al. (2022), with log k = -log 2
     z = rng.normal(size=50)
     skew = (1 - np.exp(-g * z)) / (1 + np.exp(-g * z))
     quantile = jax.jit(g_and_k.from_normal)
