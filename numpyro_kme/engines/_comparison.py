@@ -17,7 +17,6 @@ from numpyro_kme.likelihoods.base import Form, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.likelihoods.summaries.base import OfStatistics, StatisticsSurrogate
 from numpyro_kme.models.problem import Problem
@@ -76,22 +75,23 @@ def default_form(
 
 def of_half(fitted: FittedLikelihood, form: Form | None, theta: np.ndarray, x: np.ndarray, **how) -> Half | None:
     """The likelihood of the default form from half of the simulations, at random, where the `fitted` one is that of all
-    of them, and all statistics that vary over these vary over the half. Statistics that were learnt stay."""
-    whole = fitted.surrogate
+    of them, and all statistics that vary over these vary over the half. Statistics that were learnt stay, and bounds
+    and curved dependence are learnt only where all simulations show them."""
+    whole = learnt = fitted.surrogate
     if isinstance(form, OfStatistics) and isinstance(whole, StatisticsSurrogate):
-        form, x, how = form.form, np.asarray(whole.simulated), how | dict(y=None, names=())
+        learnt, x, how = whole.inner, np.asarray(whole.simulated), how | dict(y=None, names=())
     repeats = Repeats.of(theta)
-    if len(repeats) < HALVED or not isinstance(form, ResidualKernelMeans | None):
+    if len(repeats) < HALVED or not isinstance(learnt, ResidualSurrogate):
         return None
     rows, others = repeats.halves(np.random.default_rng(0))
     if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
         return None
     with checks.collected_warnings():
-        learnt = fit_likelihood(theta[rows], x[rows], form=form, **how)
-    z, half = learnt.coordinates.table(theta[others]), learnt
+        half = found = fit_likelihood(theta[rows], x[rows], form=learnt.parts, **how)
+    z = found.coordinates.table(theta[others])
     if isinstance(whole, StatisticsSurrogate):
-        half = replace(fitted, surrogate=replace(whole, inner=learnt.surrogate), simulated=learnt.simulated)
-    return Half(half, learnt.surrogate, z, x[others])
+        half = replace(fitted, surrogate=replace(whole, inner=found.surrogate), simulated=found.simulated)
+    return Half(half, found.surrogate, z, x[others])
 
 
 def moved(

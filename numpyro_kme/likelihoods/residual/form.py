@@ -63,8 +63,11 @@ class ResidualKernelMeans(Form):
 
     Args:
         transform_marginals: Whether statistics are transformed.
+        bounds: Whether a statistic that is transformed may have a bound that follows the coordinates.
         scale: Whether the scale of residuals may change with the coordinates.
         decorrelate: Whether residuals are decorrelated.
+        curved: Whether location and scale given the residuals before may be curved functions, where they are
+            decorrelated.
         subset: Largest number of simulations that hyperparameters are learnt from; functions use all. When left out
             half of them, no fewer than 350 and no more than 2,000; of more than 20,000 a tenth, no more than 6,000.
         num_inducing_points: Largest number of simulations around which functions have a radial basis function; when
@@ -75,8 +78,10 @@ class ResidualKernelMeans(Form):
     paper = "hsu2019bayesian"
 
     transform_marginals: bool = True
+    bounds: bool = True
     scale: bool = True
     decorrelate: bool = True
+    curved: bool = True
     subset: int | None = None
     num_inducing_points: int | None = None
     steps: int = 30
@@ -131,7 +136,7 @@ class ResidualKernelMeans(Form):
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
-        support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals)
+        support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals and self.bounds)
         units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
         scaled, n = units.scaled(bounded), bounded.shape[1]
         starts, _ = start_locations(at.coarse[rows], scaled[rows].T, units.zero, self.transform_marginals)
@@ -176,7 +181,7 @@ class ResidualKernelMeans(Form):
         straight, v = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
         learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale))
         more = self._rows(z, MOST_PAIRS)  # of functions of many coordinates there is more to learn
-        curved = fit_autoregression(self, z, residuals, v, more) if self.decorrelate else None
+        curved = fit_autoregression(self, z, residuals, v, more) if self.decorrelate and self.curved else None
         if curved is None:
             return learnt
         triangular = replace(straight, curved=curved.functions)

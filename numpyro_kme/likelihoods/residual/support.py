@@ -35,6 +35,9 @@ scales vary up to 5 %, and as large a fraction more as the line has coefficients
 TOUCHING = 1e-9
 """A gap below this, in standard deviations of the statistic, touches the line."""
 
+AT_FIRST = 10
+"""Constraints for each coefficient of a line that a linear programme begins with."""
+
 STEEPEST, NARROWEST = 1e3, 1e-6
 """Largest coefficient of a line, and least width, in standard deviations of the statistic."""
 
@@ -95,9 +98,7 @@ class _Line(NamedTuple):
         return _score(at, self.statistic, rows) + log_slope
 
 
-def fit_support_bounds(
-    at: Inputs, s: np.ndarray, rows: np.ndarray, transform_marginals: bool
-) -> tuple[SupportBounds, np.ndarray]:
+def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool) -> tuple[SupportBounds, np.ndarray]:
     """Find the bounds of statistics `(m, n)`, and what takes the place of these, `(m, n)`.
 
     That is held out, so that simulations that hold a line are beyond it.
@@ -106,12 +107,12 @@ def fit_support_bounds(
         at: Coordinates.
         s: Statistics in robust standard deviations.
         rows: Simulations that are scored.
-        transform_marginals: Whether statistics may be transformed; without, none has a bound.
+        bounds: Whether they are looked for.
     Cost: four linear programmes for each statistic, and one for each coefficient of a line that is used.
     """
     n, found = s.shape[1], np.array(s)
     support = SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n))
-    if not transform_marginals:
+    if not bounds:
         return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
     for i, column in enumerate(s.T):
@@ -160,9 +161,11 @@ def _crowded(gaps, least=CROWDED):
 def linear_lower_bound(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
     """Coefficients `(p,)` of the closest line `columns @ c <= s`; NaN where there is none.
 
-    By a linear programme to which constraints that are violated are added until none is.
+    By a linear programme with the constraints that are nearest to a regression, to which those that are violated are
+    added until none is.
     """
-    cost, active = -columns.mean(axis=0), np.arange(min(len(s), 200))
+    cost, left = -columns.mean(axis=0), s - columns @ np.linalg.lstsq(columns, s, rcond=None)[0]
+    active = np.argsort(left)[: AT_FIRST * len(cost)]
     while True:
         found = scipy.optimize.linprog(cost, A_ub=columns[active], b_ub=s[active], bounds=(-STEEPEST, STEEPEST)).x
         if found is None:

@@ -96,6 +96,12 @@ class ResidualSurrogate(Surrogate):
     form: Any = field(metadata=dict(static=True))
 
     @property
+    def parts(self) -> Any:
+        """The settings without bounds and curved dependence where it has none."""
+        bounds, curved = bool(np.any(self.support.side)), self.decorrelation.curved is not None
+        return replace(self.form, bounds=bounds, curved=curved)
+
+    @property
     def dim(self):
         """Number of coordinates."""
         return np.shape(self.density.weights.points)[1]
