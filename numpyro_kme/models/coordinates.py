@@ -162,7 +162,7 @@ class Coordinates:
     def forward(self, a: ArrayLike) -> jax.Array:
         """Coordinates `(D,)` of the arguments `(p,)` of one call."""
         a = _one("a", a, len(self.columns))
-        shown = jnp.stack([self.columns[reader].solve(a[reader]) for reader in self.readers])
+        shown = matching.solved([self.columns[reader] for reader in self.readers], a[jnp.asarray(self.readers)])
         entries = jnp.asarray(self.entries)
         t = jnp.asarray(self.rest).at[entries].set(shown)
         return _join(self.priors.to_normal(self._split(t)))[entries]
@@ -187,7 +187,7 @@ class Coordinates:
     def inverse(self, z: ArrayLike) -> jax.Array:
         """Arguments `(p,)` of one call at the coordinates `(D,)`."""
         t = _join(self._values(z))
-        return jnp.stack([jnp.asarray(column(t[column.entry])) for column in self.columns])
+        return matching.applied(self.columns, t[jnp.asarray([column.entry for column in self.columns])])
 
     def latents(self, z: ArrayLike) -> dict[str, jax.Array]:
         """All latents of the model, `{site: value}`, at coordinates `(D,)`; raises unless `one_to_one`."""

@@ -1,6 +1,6 @@
 """How the arguments of a simulator follow from latents, entry by entry, found from draws."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -101,6 +101,33 @@ class Column:
     def solve(self, a: ArrayLike) -> jax.Array:
         """The entry, given the argument."""
         return (self.link.inverse((a - self.outer[0]) / self.outer[1]) - self.inner[0]) / self.inner[1]
+
+
+def applied(columns: Sequence[Column], t: jax.Array) -> jax.Array:
+    """The arguments `(p,)` of so many columns, given an entry for each."""
+    inner, outer = _coefficients(columns)
+    return outer[0] + outer[1] * _linked(columns, "forward", inner[0] + inner[1] * t)
+
+
+def solved(columns: Sequence[Column], a: jax.Array) -> jax.Array:
+    """The entries `(p,)` that so many columns give the arguments `(p,)`."""
+    inner, outer = _coefficients(columns)
+    return (_linked(columns, "inverse", (a - outer[0]) / outer[1]) - inner[0]) / inner[1]
+
+
+def _coefficients(columns: Sequence[Column]) -> tuple[jax.Array, jax.Array]:
+    return (
+        jnp.stack([jnp.asarray(column.inner) for column in columns], axis=1),
+        jnp.stack([jnp.asarray(column.outer) for column in columns], axis=1),
+    )
+
+
+def _linked(columns: Sequence[Column], direction: str, values: jax.Array) -> jax.Array:
+    """Each link once, for all columns that have it, so that programs are small and compile soon."""
+    links = [column.link for column in columns]
+    places = {link: np.flatnonzero([own == link for own in links]) for link in links}
+    parts = [getattr(link, direction)(values[own]) for link, own in places.items()]
+    return jnp.concatenate(parts)[np.argsort(np.concatenate(list(places.values())))]
 
 
 def constant(value: float) -> Column:
