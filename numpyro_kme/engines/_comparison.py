@@ -87,7 +87,7 @@ def of_half(fitted: FittedLikelihood, form: Form | None, theta: np.ndarray, x: n
     if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
         return None
     with checks.collected_warnings():
-        half = found = fit_likelihood(theta[rows], x[rows], form=learnt.parts, **how)
+        half = found = fit_likelihood(theta[rows], x[rows], form=learnt.form_of_part, **how)
     z = found.coordinates.table(theta[others])
     if isinstance(whole, StatisticsSurrogate):
         half = replace(fitted, surrogate=replace(whole, inner=found.surrogate), simulated=found.simulated)

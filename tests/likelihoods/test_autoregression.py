@@ -169,7 +169,9 @@ def test_by_jax_and_in_float32(series):
     assert np.isfinite(slopes).all()
 
 
-def test_without_decorrelation_there_is_none(rng):
+@pytest.mark.parametrize("left_out", [dict(decorrelate=False), dict(curved=False)])
+def test_without_decorrelation_or_curves_there_is_none(left_out, rng):
     z = rng.normal(size=(300, 1))
-    learnt = replace(FORM, decorrelate=False).fit(z, turning(rng, z))
+    learnt = replace(FORM, **left_out).fit(z, turning(rng, z))
+    assert not learnt.form_of_part.curved
     assert learnt.decorrelation.curved is None and "given those before" not in learnt.describe()

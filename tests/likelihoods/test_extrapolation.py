@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import special, stats
+from scipy.optimize import linprog
 
 import numpyro_kme as kme
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -450,6 +451,26 @@ def test_bounds_are_found_where_they_are_and_nowhere_else(rng):
     for kind, e in noise.items():
         surrogate = kme.ResidualKernelMeans().fit(z, z + e[:, None])
         assert surrogate.support.side.tolist() == [kind if abs(kind) == 1.0 else 0.0]
+        assert surrogate.form_of_part.bounds == (abs(kind) == 1.0)
+
+
+def test_bounds_are_not_looked_for_where_they_are_not_wanted(rng):
+    """Where there is one the density falls by a factor of more than 20 from just inside to just outside."""
+    z = rng.normal(size=(300, 1))
+    x, line = z + rng.exponential(size=(300, 1)), np.linspace(-1.0, 1.0, 21)[:, None]
+    for bounds in (True, False):
+        surrogate = kme.ResidualKernelMeans(bounds=bounds).fit(z, x)
+        inside, outside = (np.mean(surrogate.at_rows(line + d).log_densities(line)) for d in (0.1, -0.1))
+        assert surrogate.support.side.tolist() == [float(bounds)]
+        assert (inside - outside > np.log(20.0)) == bounds
+
+
+@pytest.mark.parametrize("features", [3, 21])
+def test_the_closest_line_is_the_linear_programme_with_all_constraints(features, rng):
+    columns = np.concatenate([np.ones((700, 1)), rng.normal(size=(700, features - 1))], axis=1)
+    s = columns @ rng.normal(size=features) + rng.exponential(size=700) * np.exp(0.5 * columns[:, 1])
+    expected = linprog(-columns.mean(axis=0), A_ub=columns, b_ub=s, bounds=(-1e3, 1e3)).x
+    np.testing.assert_allclose(linear_lower_bound(columns, s), expected, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["exponential", pytest.param("uniform", marks=pytest.mark.slow)])

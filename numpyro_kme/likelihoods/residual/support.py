@@ -29,7 +29,7 @@ FEWEST, LOOKED_AT = 20, 500
 
 NEAR, CROWDED, LOOKS_CROWDED = 0.1, 0.03, 0.067
 """At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median, of exponential gaps
-`LOOKS_CROWDED`, which at first sight may be missed by 1.5 standard errors; at the end of a normal tail 1 % are, where
+`LOOKS_CROWDED`, which at first sight may be missed by 2.5 standard errors; at the end of a normal tail 1 % are, where
 scales vary up to 5 %, and as large a fraction more as the line has coefficients where it was fitted to them."""
 
 TOUCHING = 1e-9
@@ -141,7 +141,7 @@ def _lines(columns, s, rows):
             gaps = side * s[some] - line
             # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a
             # marginal transformation serves
-            least = LOOKS_CROWDED - 1.5 * np.sqrt(LOOKS_CROWDED / len(some)) + len(chosen) / len(some)
+            least = LOOKS_CROWDED - 2.5 * np.sqrt(LOOKS_CROWDED / len(some)) + len(chosen) / len(some)
             if np.std(line) < 0.1 * np.median(gaps) or not _crowded(gaps, least):
                 continue
             found, gaps = held_out_lower_bound(few, side * s)

@@ -96,10 +96,11 @@ class ResidualSurrogate(Surrogate):
     form: Any = field(metadata=dict(static=True))
 
     @property
-    def parts(self) -> Any:
-        """The settings without bounds and curved dependence where it has none."""
+    def form_of_part(self) -> Any:
+        """The settings that learn from a part of the simulations: with a third of the steps, and without bounds or
+        curved dependence where all simulations show none."""
         bounds, curved = bool(np.any(self.support.side)), self.decorrelation.curved is not None
-        return replace(self.form, bounds=bounds, curved=curved)
+        return replace(self.form, bounds=bounds, curved=curved, steps=max(self.form.steps // 3, 1))
 
     @property
     def dim(self):
