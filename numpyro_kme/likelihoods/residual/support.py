@@ -27,10 +27,11 @@ FEWEST, LOOKED_AT = 20, 500
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound. With
 200 one bound of exponential gaps in six was overlooked."""
 
-NEAR, CROWDED, LOOKS_CROWDED = 0.1, 0.03, 0.067
-"""At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median, of exponential gaps
-`LOOKS_CROWDED`, which at first sight may be missed by 2.5 standard errors; at the end of a normal tail 1 % are, where
-scales vary up to 5 %, and as large a fraction more as the line has coefficients where it was fitted to them."""
+NEAR, CROWDED, LOOKS_CROWDED = 0.1, 0.03, 0.05
+"""At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median: 6.7 % of exponential gaps, of
+uniform ones `LOOKS_CROWDED`, which at first sight may be missed by 2.5 standard errors. At the end of a normal tail 1 %
+are, where scales vary up to 5 %, and as large a fraction more as the line has coefficients where it was fitted to them.
+"""
 
 TOUCHING = 1e-9
 """A gap below this, in standard deviations of the statistic, touches the line."""
