@@ -1,10 +1,13 @@
-"""Calibration of KELFI and of kernel Bayes on conjugate models: ranks, coverage, TARP.
+"""Calibration of KELFI and of kernel Bayes: ranks, coverage, TARP.
 
-    python -m benchmarks calibration [--datasets 200] [--simulations 300]
+    python -m benchmarks calibration --rows FILE               # all, half an hour
+    python -m benchmarks calibration --parts conjugate         # 300 simulations, two minutes
+    python -m benchmarks calibration --parts rounds --rows FILE
 
 Conjugate models: a normal mean in two dimensions and in one, and an exponential rate by the mean of 15 draws. One run
-learns the likelihood; `condition` serves every data set. Intervals that cover more than their level say that posteriors
-are too wide, which a learnt likelihood's blur makes them. Takes two minutes.
+learns the likelihood, and `condition` serves every data set; KELFI also on the ten problems of `helpers/problems.py`, in
+one round of 300, 1,000 and 10,000 simulations. In rounds as the engine chooses them, each data set has a run of its own.
+Intervals that cover more than their level say that posteriors are too wide, which a learnt likelihood's blur makes them.
 """
 
 import time
@@ -12,11 +15,13 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
+from benchmarks.helpers.problems import PROBLEMS
 from numpyro_kme import diagnostics
 
 
@@ -56,7 +61,7 @@ ENGINES = {
     "KELFI, published form": lambda model, size: kme.KELFI(model, size, form=kme.KernelMeans(), **QUIET),
     "kernel Bayes": lambda model, size: kme.KernelBayes(model, size, **QUIET),
 }
-RUNS = [
+CONJUGATE = [
     ("normal, 2 dimensions", "KELFI"),
     ("exponential-gamma, raw mean", "KELFI"),
     ("normal, 1 dimension", "kernel Bayes"),
@@ -64,42 +69,86 @@ RUNS = [
     ("normal, 2 dimensions", "KELFI, published form"),
     ("exponential-gamma, raw mean", "KELFI, published form"),
 ]
+SIZES = (300, 1000, 10_000)
+PARTS = {
+    "conjugate": [(model, engine, 300) for model, engine in CONJUGATE]
+    + [
+        (model, "KELFI", size)
+        for model in ("normal, 2 dimensions", "exponential-gamma, raw mean")
+        for size in SIZES[1:]
+    ],
+    "problems": [(problem, "KELFI", size) for problem in PROBLEMS for size in SIZES],
+    "rounds": [(problem, "KELFI, rounds", size) for problem in PROBLEMS for size in SIZES[:2]],
+}
+REPEATS = 50
+"""Data sets that have a run of their own."""
 
 
-def one_run(model_name, engine_name, datasets, simulations):
+def named(name):
+    """A model and an observation of it to begin with."""
+    if name in MODELS:
+        return MODELS[name]
+    return PROBLEMS[name].model, PROBLEMS[name].draw(jax.random.key(0), 1)[1][0]
+
+
+def one_run(model_name, engine_name, simulations, datasets):
     """Coverage and p-values of one engine on one model."""
-    begun = time.process_time()
-    model, x = MODELS[model_name]
+    model, x = named(model_name)
     engine = ENGINES[engine_name](model, simulations)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        engine.run(jax.random.key(0), x=x)
-        found = diagnostics.calibrate(jax.random.key(1), engine, datasets, progress_bar=False)
-    coverage = list(found.coverage(0.9).values())
+    engine.run(jax.random.key(0), x=x)
+    found = diagnostics.calibrate(jax.random.key(1), engine, datasets, progress_bar=False)
     tests = {f"{name} {test}": p for name, tests in found.tests.items() for test, p in tests.items()}
     return {
-        "model": model_name,
-        "engine": engine_name,
-        "simulations": simulations,
         "data sets": len(found.tarp),
         "refused": found.refused,
-        "least coverage of 90%": min(coverage),
-        "most": max(coverage),
+        **summary(list(found.coverage(0.9).values())),
         "p-value of all": found.p_value,
         "smallest": min(tests, key=tests.get),
-        "CPU s": time.process_time() - begun,
     }
+
+
+def in_rounds(problem_name, simulations, datasets):
+    """Coverage of runs in rounds as the engine chooses them, a run for each data set."""
+    theta, x, _ = PROBLEMS[problem_name].draw(jax.random.key(simulations), datasets)
+    inside = []
+    for i in range(datasets):
+        engine = kme.KELFI(PROBLEMS[problem_name].model, simulations, progress_bar=False)
+        engine.run(jax.random.key(i), x=x[i])
+        low, high = np.quantile(engine.get_samples()["theta"], [0.05, 0.95], axis=0)
+        inside.append((low <= theta[i]) & (theta[i] <= high))
+    return {"data sets": datasets, "refused": 0, **summary(np.mean(inside, axis=0).tolist())}
+
+
+def summary(coverage):
+    """Of intervals of 90 % of each parameter."""
+    return {"coverage of 90 %, mean": float(np.mean(coverage)), "least": min(coverage), "most": max(coverage)}
+
+
+def measured(model_name, engine_name, simulations, datasets):
+    """One row, without the warnings."""
+    begun = time.process_time()
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        if engine_name == "KELFI, rounds":
+            found = in_rounds(model_name, simulations, REPEATS)
+        else:
+            found = one_run(model_name, engine_name, simulations, datasets)
+    return found | {"CPU s": time.process_time() - begun}
 
 
 def main():
     parser = report.parser(__doc__, resumes=True)
     parser.add_argument("--datasets", type=int, default=200)
-    parser.add_argument("--simulations", type=int, default=300)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     options = parser.parse_args()
-    kept = options.rows
-    for model_name, engine_name in RUNS:
-        if not kept.has(model=model_name, engine=engine_name, simulations=options.simulations):
-            kept.add(**one_run(model_name, engine_name, options.datasets, options.simulations))
-        text = report.table_of(kept.rows)
-        text += "\n\nOne run and one learnt likelihood for each row. "
-        text += "The standard error of a coverage of 90 % is 0.021 with 200 data sets."
-        report.write("calibration", "Calibration", [("Simulation-based calibration", text)])
+    sections = []
+    for part in options.parts:
+        lines = []
+        for model, engine, simulations in PARTS[part]:
+            key = {"model": model, "engine": engine, "simulations": simulations}
+            run = lambda key=key: measured(*key.values(), options.datasets)  # noqa: E731
+            lines.append(key | options.rows.get(run, **key))
+            jax.clear_caches()  # compiled programs of many shapes would use up the memory maps of a process
+            text = report.table_of(lines)
+            report.write("calibration", "Calibration", [*sections, (part.capitalize(), text)])
+        sections.append((part.capitalize(), text))
+    print(text)
