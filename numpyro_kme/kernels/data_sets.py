@@ -10,7 +10,6 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, check_fields, num_points, register
 from numpyro_kme.kernels.length_scales import (
@@ -143,7 +142,6 @@ def _symmetric_cross_terms(inner, rows, weights):
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class EmpiricalMeasureRule(KernelRule):
     """`EmpiricalMeasure` on data sets `(longest, dim)` or `(longest,)`, with a Gaussian kernel inside.

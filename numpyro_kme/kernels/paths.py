@@ -11,7 +11,6 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import Kernel, check_fields, num_points, pairwise, register
 from numpyro_kme.kernels.gram import squared_distances
 from numpyro_kme.kernels.length_scales import SETS, KernelRule, and_a_wider_one, median_of_pairs
@@ -239,7 +238,6 @@ def _squared_distances(level, left, right):
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class SignatureRule(KernelRule):
     """`Signature` on series `(longest, dim)` or `(longest,)`.

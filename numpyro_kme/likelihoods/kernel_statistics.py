@@ -13,7 +13,6 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.length_scales import KernelRule
 from numpyro_kme.kernels.regression import DistributionRegression
@@ -23,7 +22,6 @@ from numpyro_kme.likelihoods.transformed import TransformedSurrogate
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class KernelStatistics(Form):
     """Settings of the likelihood of statistics that a kernel on whole outputs gives.

@@ -19,7 +19,6 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, Surrogate
@@ -37,7 +36,6 @@ EXPECTED = 10
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class Recorded(Form):
     """Settings of the likelihood of whether entries are recorded, and of those that are.

@@ -16,7 +16,6 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.data_sets import EmpiricalMeasure
@@ -38,7 +37,6 @@ from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class KernelMeans(Form):
     r"""The published form of the kernel means likelihood: settings, and `fit`.

@@ -13,7 +13,6 @@ import scipy
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import ravel, unravel
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
@@ -21,7 +20,6 @@ from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class Tied:
     r"""Two hyperparameters in place of all: one `eps` for every statistic and one `beta_0`, which decides `lam` too.
@@ -48,7 +46,6 @@ class Tied:
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class Learner:
     """How hyperparameters are searched; every number is in units of the template's values or of logarithms.

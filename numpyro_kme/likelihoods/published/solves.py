@@ -15,7 +15,6 @@ from scipy import linalg
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import register
@@ -107,7 +106,6 @@ def default_solve(num_simulations: int) -> Solve:
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class DenseSolve(Solve):
     """Solve exactly, by one Cholesky factor of all simulations.
@@ -160,7 +158,6 @@ def _dense(hyper, z, kappa, weights) -> Solved:
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class LowRankSolve(Solve):
     r"""Solve with $L \approx U U^\top$, a pivoted incomplete Cholesky factor of rank `r`, by Woodbury's formula.

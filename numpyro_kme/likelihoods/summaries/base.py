@@ -9,7 +9,6 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief, shown
-from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, Surrogate
@@ -97,7 +96,6 @@ class Statistics(abc.ABC):
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class OfStatistics(Form):
     r"""Settings of the likelihood $q(s(y) \mid \theta)$ of statistics that are learnt from the same simulations.

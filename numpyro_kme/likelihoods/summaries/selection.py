@@ -16,7 +16,6 @@ from scipy.special import gammaincc
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics, check_enough
 
@@ -28,7 +27,6 @@ SHOWN = 20
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class SelectedStatistics(Statistics):
     r"""Those of many statistics that depend on the parameters, each as it is.

@@ -11,7 +11,6 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.summaries import feature_machine
@@ -41,7 +40,6 @@ NEIGHBOURS = 5
 
 
 @shown
-@saveable
 @dataclass(frozen=True)
 class SemiAutomaticStatistics(Statistics):
     r"""Semi-automatic summary statistics: estimates of posterior means of the parameters, learnt by regression.
