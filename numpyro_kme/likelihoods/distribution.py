@@ -20,8 +20,7 @@ from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.likelihoods.arguments import join, require_array
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.patterns import Bounds, PreparedPatterns, prepare
-from numpyro_kme.likelihoods.prepared import PreparedLikelihood
+from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, PreparedPatterns, prepare
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
