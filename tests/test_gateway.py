@@ -244,7 +244,6 @@ DOORS = {
     "conditional_embedding": lambda z, x: (
         kme.embeddings.conditional_embedding(z, x, GAUSSIAN, GAUSSIAN, x[:1], 0.1).weights
     ),
-    "kernel_bayes_rule": lambda z, x: kme.embeddings.kernel_bayes_rule(prior(z), z, x, GAUSSIAN, x[:1], 0.1).weights,
     "KernelBayesFilter.fit": lambda z, x: (
         kme.embeddings.KernelBayesFilter.fit(z, x, GAUSSIAN, GAUSSIAN, 0.1, delta=0.1).filter(x[:2])
     ),

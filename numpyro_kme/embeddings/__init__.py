@@ -7,7 +7,6 @@ from numpyro_kme.embeddings.hypothesis_tests import PermutationTest, hsic, hsic_
 from numpyro_kme.embeddings.kernel_bayes import (
     KernelBayesRule,
     conditional_embedding,
-    kernel_bayes_rule,
     kernel_sum_rule,
 )
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, embedding_mode
@@ -41,7 +40,6 @@ __all__ = [
     "hsic",
     "hsic_test",
     "kernel_bayes_candidates",
-    "kernel_bayes_rule",
     "kernel_sum_rule",
     "measures",
     "mmd_test",
