@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.abc.adjustment import RegressionAdjustment, deviations
-from numpyro_kme.abc.weighting import effective_sample_size
+from numpyro_kme.abc.weighting import RegressionAdjustment, deviations, effective_sample_size
 from numpyro_kme.engines._vectors import LatentVectors
 from numpyro_kme.engines._weighers import ReferenceTable
 from numpyro_kme.models.matching import entry_names

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Program
-from numpyro_kme.abc.adjustment import RegressionAdjustment
+from numpyro_kme.abc.weighting import RegressionAdjustment
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.engines._weighers import ReferenceTable

@@ -12,7 +12,7 @@ from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme.abc import RegressionAdjustment
-from numpyro_kme.abc.adjustment import REGULARISATION
+from numpyro_kme.abc.weighting import REGULARISATION
 from numpyro_kme.engines import _coarse
 from numpyro_kme.engines._weighers import SignedWeigher
 from numpyro_kme.models.problem import Problem
