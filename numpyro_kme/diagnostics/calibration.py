@@ -19,6 +19,7 @@ from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.models.problem import Arrays
+from numpyro_kme.samplers.importance import systematic
 from numpyro_kme.simulations import Simulations
 
 LEVEL = 0.001
@@ -253,8 +254,7 @@ def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.n
     order = rng.permutation(len(first))
     weights = counts[order] / len(table)
     size = min(number, int(1.0 / np.sum(np.square(weights)) + 1e-9))
-    ladder = (np.arange(size) + rng.uniform()) / size
-    rows = first[order][np.searchsorted(np.cumsum(weights), ladder).clip(max=len(order) - 1)]
+    rows = first[order][systematic(rng, weights, size)]
     return {name: np.asarray(samples[name])[rows] for name in names}
 
 
