@@ -172,7 +172,7 @@ def positive(name: str, value: Any) -> None:
         real(name, value)
         array = np.asarray(value)
         if not np.all(np.isfinite(array) & (array > 0)):  # to print an array takes longer than to check it
-            require(False, f"`{name}` must be positive and finite; got {value}.")
+            raise explained(f"`{name}` must be positive and finite; got {value}.")
 
 
 def number(name: str, value: Any) -> None:
@@ -190,10 +190,8 @@ def positive_number(name: str, value: Any) -> None:
 
 def non_negative(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be finite and not negative."""
-    if is_concrete(value):
-        allowed = np.isfinite(value) & (np.asarray(value) >= 0)
-        if not np.all(allowed):
-            require(False, f"`{name}` must be finite and not negative; got {value}.")
+    if is_concrete(value) and not np.all(np.isfinite(value) & (np.asarray(value) >= 0)):
+        raise explained(f"`{name}` must be finite and not negative; got {value}.")
 
 
 def sums_to_one(name: str, weights: Any) -> None:

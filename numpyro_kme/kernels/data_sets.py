@@ -14,10 +14,9 @@ from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, check_fields, num_points, register
 from numpyro_kme.kernels.length_scales import (
     SETS,
-    KernelRule,
     LengthScaleRule,
     MedianHeuristic,
-    and_a_wider_one,
+    RuleOfDistances,
     median_of_pairs,
 )
 from numpyro_kme.kernels.ragged import filled_up, lengths, may_end
@@ -143,7 +142,7 @@ def _symmetric_cross_terms(inner, rows, weights):
 
 @shown
 @dataclass(frozen=True)
-class EmpiricalMeasureRule(KernelRule):
+class EmpiricalMeasureRule(RuleOfDistances):
     """`EmpiricalMeasure` on data sets `(longest, dim)` or `(longest,)`, with a Gaussian kernel inside.
 
     Args:
@@ -162,15 +161,10 @@ class EmpiricalMeasureRule(KernelRule):
 
     def __call__(self, x, targets=None):
         """The kernel."""
-        few = np.asarray(x, np.float64)[:SETS]
-        few = few.reshape(*few.shape[:2], -1)
+        few = self.some(x)
         size = lengths(few)
         rows = np.concatenate([one[:n] for one, n in zip(few, size)])
         inner = Gaussian(self.length_scale(rows, None if targets is None else np.repeat(targets[:SETS], size, axis=0)))
         bare = EmpiricalMeasure(inner, 1.0)
         squared = on_host(EmpiricalMeasure.squared_mmd)(bare, bare.points(few))
         return EmpiricalMeasure(inner, self.multiple * median_of_pairs(squared, "data sets"))
-
-    def candidates(self, x, targets=None):
-        """With `eps`, and with eight times that."""
-        return and_a_wider_one(self(x, targets))

@@ -32,16 +32,9 @@ def inverse_with_adjoint(matrix: jax.Array) -> jax.Array:
     return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(matrix), dtype=matrix.dtype))
 
 
-def _inverse_forward(matrix):
-    result = inverse_with_adjoint(matrix)
-    return result, result
-
-
-def _inverse_backward(result, cotangent):
-    return (-result @ cotangent @ result,)
-
-
-inverse_with_adjoint.defvjp(_inverse_forward, _inverse_backward)
+inverse_with_adjoint.defvjp(
+    lambda matrix: (inverse_with_adjoint(matrix),) * 2, lambda inverse, change: (-inverse @ change @ inverse,)
+)
 
 
 MOST_DENSE = 10_000
