@@ -1,6 +1,6 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme._core import arviz, checks, progress
-from numpyro_kme._core.display import Card, between, numbers, shown
+from numpyro_kme._core.display import Card, between, frozen, numbers
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics import uniformity
@@ -39,8 +39,7 @@ NEXT = {
 """What to do about posteriors that fail a test."""
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Calibration:
     r"""How an engine did on data simulated from the prior, where the truth is known.
 

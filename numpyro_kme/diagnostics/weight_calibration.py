@@ -1,17 +1,14 @@
 """The learning rate of a generalised posterior, so that its covariance is about that of the posterior bootstrap."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card, frozen
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class WeightCalibration:
     """Learning rates for `handlers.generalized_bayes`, and the curve that one of them is read from.
 

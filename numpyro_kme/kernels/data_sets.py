@@ -1,6 +1,6 @@
 """A kernel on data sets, whose rows have no order, by their mean embeddings; and the rule that makes one."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, check_fields, num_points, register
@@ -140,8 +140,7 @@ def _symmetric_cross_terms(inner, rows, weights):
     return band[np.where(forward, i, j), np.where(forward, steps, (i - j) % count)]
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class EmpiricalMeasureRule(RuleOfDistances):
     """`EmpiricalMeasure` on data sets `(longest, dim)` or `(longest,)`, with a Gaussian kernel inside.
 

@@ -1,6 +1,6 @@
 """Kernels on time series, and on fields seen at arbitrary places: by a Gaussian process, and by signatures."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels.base import Kernel, check_fields, num_points, pairwise, register
 from numpyro_kme.kernels.gram import squared_distances
@@ -237,8 +237,7 @@ def _squared_distances(level, left, right):
     return jnp.maximum(2.0 - 2.0 * across / jnp.sqrt(own[0][:, None] * own[1][None]), 0.0)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class SignatureRule(RuleOfDistances):
     """`Signature` on series `(longest, dim)` or `(longest,)`.
 

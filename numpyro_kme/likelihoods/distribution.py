@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat, solves
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card, frozen, shown
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.repeats import Repeats
@@ -27,10 +27,9 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
 
-@shown
 @saveable
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@frozen
 class FittedLikelihood(Saved, Recomputed):
     """A learnt likelihood together with the map from a simulator's arguments to its coordinates.
 

@@ -16,7 +16,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.compat import log_prob
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card, frozen, shown
 from numpyro_kme._core.host import constants, on_host
 from numpyro_kme._core.programs import LIGHT, in_blocks
 from numpyro_kme._core.saving import saveable
@@ -33,10 +33,9 @@ def _static() -> Any:
     return field(metadata={"static": True})
 
 
-@shown
 @saveable
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@frozen
 class Coordinates:
     r"""A recorded map between the flattened arguments `a (p,)` of a simulator and coordinates `z (D,)`.
 

@@ -8,7 +8,7 @@ there is quadrature, low discrepancy, and a derivative.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import at_once
 from numpyro_kme.models.playing import NO_KEY, NoiseNotLifted, Player
 from numpyro_kme.models.simulator_functions import name
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class LiftedNoise:
     """A simulator as a function of standard normals: `lifted(z, *params)` with `z` of shape `(dim,)`.
 

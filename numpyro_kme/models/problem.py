@@ -13,7 +13,7 @@ from jax import random
 from numpyro.distributions import Unit
 
 from numpyro_kme._core import checks, compat, programs
-from numpyro_kme._core.display import Card, brief, names_and_shapes, shown
+from numpyro_kme._core.display import Card, brief, frozen, names_and_shapes, shown
 from numpyro_kme._core.keys import child, data_of, fold_in
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.models import normalise, reading, tracing
@@ -24,8 +24,7 @@ __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
 Arrays = Mapping[str, Any]
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Draws:
     """Latents and what follows from them; every array has a leading axis of `m` draws.
 

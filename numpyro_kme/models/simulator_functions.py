@@ -16,7 +16,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks, compat, processes, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
 from numpyro_kme.kernels.ragged import pad
@@ -227,8 +227,7 @@ def read_text(path: Path) -> np.ndarray:
     return np.loadtxt(path, ndmin=1)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Command:
     """A black-box simulator that runs a program: `Simulator(Command((...)), theta, shape=(10,), dtype=float)`.
 

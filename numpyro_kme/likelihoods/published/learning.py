@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import ravel, unravel
@@ -27,8 +27,7 @@ COMMON_SD, SEPARATE_SD = 1.5, 1.0
 mean: how much evidence it takes to treat dimensions differently."""
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Tied:
     r"""Two hyperparameters in place of all: one `eps` for every statistic and one `beta_0`, which decides `lam` too.
 
@@ -53,8 +52,7 @@ class Tied:
         checks.require(0 <= self.power < np.inf, f"`power` must be finite and not negative; got {self.power}.")
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Learner:
     """How hyperparameters are searched; every number is in units of the template's values or of logarithms.
 

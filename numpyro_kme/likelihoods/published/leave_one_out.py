@@ -17,7 +17,7 @@ import scipy
 from jax.scipy.special import logsumexp
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -270,8 +270,7 @@ class LeaveOneOutPredictive(_Defensive):
         )
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class MarginalLikelihood(LearningObjective):
     r"""The objective of the paper: the marginal kernel means likelihood `log q(y) = log int q(y | z) p(dz)`.
 

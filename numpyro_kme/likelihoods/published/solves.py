@@ -2,7 +2,6 @@ r"""`(L + m lam I)^-1` applied to data kernels: exactly, or through pivots where
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ from jax.typing import ArrayLike
 from scipy import linalg
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import gram
@@ -98,8 +97,7 @@ def default_solve(num_simulations: int) -> Solve:
     return DenseSolve() if num_simulations <= MOST_DENSE else LowRankSolve()
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class DenseSolve(Solve):
     """Solve exactly, by one Cholesky factor of all simulations.
 
@@ -150,8 +148,7 @@ def _dense(hyper, z, kappa, weights) -> Solved:
     return Solved(z, weights, kappa - len(kappa) * hyper.regularisation * weights, weights @ kappa)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class LowRankSolve(Solve):
     r"""Solve with $L \approx U U^\top$, a pivoted incomplete Cholesky factor of rank `r`, by Woodbury's formula.
 

@@ -2,7 +2,7 @@ r"""Semi-automatic summary statistics: estimates of posterior means, by regressi
 output, which follow from its shape where none are given."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations_with_replacement
 from math import prod
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import squared_distances_on_host
@@ -118,8 +118,7 @@ NEIGHBOURS = 5
 """The distance to the neighbour of this number says how far out an output lies."""
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class SemiAutomaticStatistics(Statistics):
     r"""Semi-automatic summary statistics: estimates of posterior means of the parameters, learnt by regression.
 
