@@ -265,6 +265,11 @@ def matrix(name: str, value: Any, *, columns: int | None = None, min_rows: int =
         require(shape[1] == columns, f"`{name}` must have {columns} columns; got shape {shape}.")
 
 
+def shaped(name: str, value: Any, shape: tuple[int, ...], what: str) -> None:
+    """Require a shape, with one entry `what`."""
+    require(np.shape(value) == shape, f"`{name}` must have shape {shape}, one {what}; got {np.shape(value)}.")
+
+
 def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Whether an array of a shape can be broadcast to another."""
     padded = (1,) * (len(to) - len(shape)) + shape

@@ -129,8 +129,6 @@ class KernelBayes(SignedEngine):
         weights = self.prior.get("weight")
         if weights is not None:
             weights = np.asarray(weights, np.float64)
-            checks.require(
-                weights.shape == (len(z),), f"`prior['weight']` must have shape ({len(z)},); got {weights.shape}."
-            )
+            checks.shaped("prior['weight']", weights, (len(z),), "per draw")
             checks.sums_to_one("prior['weight']", weights)
         return z, weights

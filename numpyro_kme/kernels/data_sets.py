@@ -12,13 +12,7 @@ from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, check_fields, num_points, register
-from numpyro_kme.kernels.length_scales import (
-    SETS,
-    LengthScaleRule,
-    MedianHeuristic,
-    RuleOfDistances,
-    median_of_pairs,
-)
+from numpyro_kme.kernels.length_scales import SETS, LengthScaleRule, MedianHeuristic, RuleOfDistances, median_of_pairs
 from numpyro_kme.kernels.ragged import filled_up, lengths, may_end
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -97,10 +91,7 @@ def _measures(name, batch):
     )
     if weights is None:
         return rows, jnp.full(rows.shape[:2], 1.0 / rows.shape[1], rows.dtype)
-    checks.require(
-        jnp.shape(weights) == rows.shape[:2],
-        f"Weights of `{name}` must have shape {rows.shape[:2]}, one per row; got {jnp.shape(weights)}.",
-    )
+    checks.shaped(f"weights of {name}", weights, rows.shape[:2], "per row")
     checks.sums_to_one(f"weights of {name}", weights)
     return rows, jnp.asarray(weights)
 

@@ -169,10 +169,7 @@ def _play(
     program, shape = _traced(fn, params)
     player = Player(name(fn), most_loops, for_keys)
     needed = player.needs(program).total()
-    checks.require(
-        jnp.shape(z) == (needed,),
-        f"`z` must have shape ({needed},), one number for each that `{name(fn)}` draws; got {jnp.shape(z)}.",
-    )
+    checks.shaped("z", z, (needed,), f"number for each that `{name(fn)}` draws")
     inputs = [jax.random.key(0), *(jnp.asarray(param) for param in params)]
     values, used = player.run(program, inputs, z)
     return jax.tree.unflatten(jax.tree.structure(shape), values), used
