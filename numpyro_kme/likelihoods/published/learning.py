@@ -157,7 +157,7 @@ class Space(NamedTuple):
 
 @on_host
 def learn(
-    objective: LearningObjective, training: TrainingSet, template: Hyperparameters, learner: Learner = Learner()
+    objective: LearningObjective, training: TrainingSet, template: Hyperparameters, learner: Learner
 ) -> LearntHyperparameters:
     """Maximise an objective over the hyperparameters.
 
