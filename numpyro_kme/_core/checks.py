@@ -6,8 +6,7 @@ let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.gra
 
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import metadata
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from numpyro_kme._core.contexts import setting
 from numpyro_kme._core.display import brief
 
 
@@ -110,15 +110,9 @@ def explanation() -> str:
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
-@contextmanager
-def collected_warnings() -> Iterator[list[str]]:
+def collected_warnings() -> AbstractContextManager[list[str]]:
     """A list of what `warn` says within, in this thread, in place of the warnings."""
-    found: list[str] = []
-    token = _collected.set(found)
-    try:
-        yield found
-    finally:
-        _collected.reset(token)
+    return setting(_collected, [])
 
 
 def warn(sentence: str) -> None:
