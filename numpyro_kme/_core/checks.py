@@ -6,7 +6,8 @@ let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.gra
 
 import sys
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import metadata
@@ -97,6 +98,16 @@ def explained(message: str, error: type[Raised] = ValueError, **details: str) ->
     found = error(message, **details)
     found.add_note(explanation())
     return found
+
+
+@contextmanager
+def needs(what: str, package: str, extra: str) -> Iterator[None]:
+    """Say how to install a package that is imported within, and what needs it, where it is not there."""
+    try:
+        yield
+    except ImportError as error:
+        message = f'{what} {package}, which is not installed: pip install "numpyro-kme[{extra}]".'
+        raise explained(message, ModuleNotFoundError, name=package) from error
 
 
 @cache
