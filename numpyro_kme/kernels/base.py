@@ -19,7 +19,7 @@ PointSet = Any
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(cls: type[T]) -> type[T]:
     """Make a frozen dataclass of its own and register it as a pytree.
 

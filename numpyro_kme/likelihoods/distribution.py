@@ -15,11 +15,12 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat, solves
-from numpyro_kme._core.display import Card, frozen, shown
+from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.repeats import Repeats
-from numpyro_kme._core.saving import Saved, saveable
+from numpyro_kme._core.saving import Saved
+from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, PreparedPatterns, prepare
@@ -27,9 +28,7 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
 
-@saveable
-@jax.tree_util.register_dataclass
-@frozen
+@register
 class FittedLikelihood(Saved, Recomputed):
     """A learnt likelihood together with the map from a simulator's arguments to its coordinates.
 
