@@ -75,12 +75,12 @@ class SurrogateCheck:
 
     def findings(self, site: str) -> list[str]:
         """What to warn of at a site, and what to do next."""
-        found = []
+        found, negative = [], self.negative
         if self.beyond > self.negligible:
             found.append(extrapolation_message(site, self.beyond, AGAIN))
-        if self.negative > 0.05:
+        if negative > 0.05:
             found.append(
-                f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "
+                f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws, where its positive "
                 "version stands for it. Simulate more."
             )
         worst, error = self._worst
