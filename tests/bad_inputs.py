@@ -575,7 +575,7 @@ add("diagnostics", "m = 2", lambda: calibrated(num_draws=0), "`num_draws` must b
 add(
     "diagnostics",
     "bad hyperparameter",
-    lambda: kme.diagnostics.calibrate_weight(KEY, IID, kme.MMD(), DATA, level=2.0),
+    lambda: kme.diagnostics.calibrate_weight(kme.PosteriorBootstrap(IID), level=2.0),
     "`level`",
 )
 add("diagnostics", "raising", lambda: diagnostics.predictive_check(KEY, FRESH), "should be called first")

@@ -244,7 +244,6 @@ DOORS = {
     "conditional_embedding": lambda z, x: (
         kme.embeddings.conditional_embedding(z, x, GAUSSIAN, GAUSSIAN, x[:1], 0.1).weights
     ),
-    "kernel_bayes_rule": lambda z, x: kme.embeddings.kernel_bayes_rule(prior(z), z, x, GAUSSIAN, x[:1], 0.1).weights,
     "KernelBayesFilter.fit": lambda z, x: (
         kme.embeddings.KernelBayesFilter.fit(z, x, GAUSSIAN, GAUSSIAN, 0.1, delta=0.1).filter(x[:2])
     ),
@@ -492,7 +491,6 @@ KEYED = {
     "Coordinates.from_prior": lambda key: kme.models.Coordinates.from_prior(key, PROBLEM),
     "Fourier.draw": lambda key: kme.embeddings.Fourier.draw(key, GAUSSIAN, 2),
     "Problem.draw": lambda key: PROBLEM.draw(key, 3),
-    "calibrate_weight": lambda key: kme.diagnostics.calibrate_weight(key, model, kme.MMD(), x=OBSERVED),
     "choose_by_folds": lambda key: kme.embeddings.choose_by_folds(key, Z, X, settings()),
     "choose_by_prediction": lambda key: kme.embeddings.choose_by_prediction(key, Z, X, settings()),
     "log_estimate_sd": lambda key: kme.mcmc.log_estimate_sd(key, model, {"b": Z}),

@@ -49,9 +49,9 @@ def one(seed, distance):
         bound = kme.MMD(KERNEL, fit_proportion=free).objective(x[:, None], LINE)
         u = bootstrap(seed, bound, starts, 200, num_nodes=128).u[:, 0]
         found.append((u.mean(), u.std()))
-    weight = kme.diagnostics.calibrate_weight(
-        jax.random.key(seed), model, kme.MMD(KERNEL), x, num_replicates=100, num_nodes=128
-    ).by_bootstrap
+    npl = kme.PosteriorBootstrap(model, kme.MMD(KERNEL), num_samples=100, num_nodes=128)
+    npl.run(jax.random.key(seed), x)
+    weight = kme.diagnostics.calibrate_weight(npl).by_bootstrap
     prior = np.asarray(PRIOR.log_prob(GRID))
     generalized = prior + weight * (scores(x) - prior)
     return found + [moments(normalised(log_p), GRID) for log_p in (generalized, log_standard(x, GRID))]

@@ -55,7 +55,7 @@ def one(seed):
     x = np.random.default_rng(seed).normal(TRUTH, 1.0, SIZE)
     x[: int(OUTLIERS * SIZE)] += 19.0
     BOOTSTRAP.run(jax.random.key(seed), x)
-    weights = kme.diagnostics.WeightCalibration.from_bootstrap(BOOTSTRAP, level=LEVEL)
+    weights = kme.diagnostics.calibrate_weight(BOOTSTRAP, level=LEVEL)
     prior = np.asarray(PRIOR.log_prob(jnp.asarray(GRID)))
     unit = scores(x)
     return {

@@ -7,7 +7,7 @@ let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.gra
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import metadata
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from numpyro_kme._core.contexts import setting
 from numpyro_kme._core.display import brief
 
 
@@ -99,6 +100,16 @@ def explained(message: str, error: type[Raised] = ValueError, **details: str) ->
     return found
 
 
+@contextmanager
+def needs(what: str, package: str, extra: str) -> Iterator[None]:
+    """Say how to install a package that is imported within, and what needs it, where it is not there."""
+    try:
+        yield
+    except ImportError as error:
+        message = f'{what} {package}, which is not installed: pip install "numpyro-kme[{extra}]".'
+        raise explained(message, ModuleNotFoundError, name=package) from error
+
+
 @cache
 def explanation() -> str:
     """Where causes and remedies are: the page of errors, below the address of the docs in the metadata."""
@@ -110,15 +121,9 @@ def explanation() -> str:
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
-@contextmanager
-def collected_warnings() -> Iterator[list[str]]:
+def collected_warnings() -> AbstractContextManager[list[str]]:
     """A list of what `warn` says within, in this thread, in place of the warnings."""
-    found: list[str] = []
-    token = _collected.set(found)
-    try:
-        yield found
-    finally:
-        _collected.reset(token)
+    return setting(_collected, [])
 
 
 def warn(sentence: str) -> None:
@@ -172,7 +177,7 @@ def positive(name: str, value: Any) -> None:
         real(name, value)
         array = np.asarray(value)
         if not np.all(np.isfinite(array) & (array > 0)):  # to print an array takes longer than to check it
-            require(False, f"`{name}` must be positive and finite; got {value}.")
+            raise explained(f"`{name}` must be positive and finite; got {value}.")
 
 
 def number(name: str, value: Any) -> None:
@@ -190,10 +195,8 @@ def positive_number(name: str, value: Any) -> None:
 
 def non_negative(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be finite and not negative."""
-    if is_concrete(value):
-        allowed = np.isfinite(value) & (np.asarray(value) >= 0)
-        if not np.all(allowed):
-            require(False, f"`{name}` must be finite and not negative; got {value}.")
+    if is_concrete(value) and not np.all(np.isfinite(value) & (np.asarray(value) >= 0)):
+        raise explained(f"`{name}` must be finite and not negative; got {value}.")
 
 
 def sums_to_one(name: str, weights: Any) -> None:
@@ -265,6 +268,11 @@ def matrix(name: str, value: Any, *, columns: int | None = None, min_rows: int =
     require(shape[1] >= 1, f"`{name}` must have at least 1 column; got shape {shape}.")
     if columns is not None:
         require(shape[1] == columns, f"`{name}` must have {columns} columns; got shape {shape}.")
+
+
+def shaped(name: str, value: Any, shape: tuple[int, ...], what: str) -> None:
+    """Require a shape, with one entry `what`."""
+    require(np.shape(value) == shape, f"`{name}` must have shape {shape}, one {what}; got {np.shape(value)}.")
 
 
 def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

@@ -3,8 +3,8 @@
 import html
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ EACH = 3
 """Most lines of a row."""
 
 T = TypeVar("T", bound=type)
+C = TypeVar("C")
 
 
 class Card(NamedTuple):
@@ -38,6 +39,12 @@ def shown(cls: T) -> T:
     cls.__repr__ = text  # type: ignore[assignment]
     cls._repr_html_ = in_html  # type: ignore[attr-defined]
     return cls
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def frozen(cls: type[C]) -> type[C]:
+    """Make a frozen dataclass whose values print as those of `shown` do; a decorator."""
+    return shown(dataclass(frozen=True)(cls))
 
 
 def text(value: Any) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.compat import nothing_is_traced
+from numpyro_kme._core.contexts import setting
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -106,11 +107,8 @@ def native(value: np.ndarray) -> np.ndarray:
 
 
 def _run(function, args, kwargs):
-    token = _inside.set(True)
-    try:
+    with setting(_inside, True):
         return to_host(function(*args, **kwargs))
-    finally:
-        _inside.reset(token)
 
 
 def _at_once(run: Callable[[], Found], x64: bool) -> Found:

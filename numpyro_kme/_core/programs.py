@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core.contexts import setting
 from numpyro_kme._core.host import to_host
 from numpyro_kme._core.progress import compiling
 
@@ -102,12 +103,8 @@ def jitted(function: Callable, **settings: Any) -> Callable:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            token = _until_compiled.set(stack)
-            try:
-                return compiled(*args, **kwargs)
-            finally:
-                _until_compiled.reset(token)
+        with ExitStack() as stack, setting(_until_compiled, stack):
+            return compiled(*args, **kwargs)
 
     return call
 

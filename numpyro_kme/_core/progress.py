@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from threading import Event, Thread
@@ -11,6 +11,8 @@ from typing import Any
 
 from tqdm.asyncio import tqdm_asyncio
 from tqdm.auto import tqdm
+
+from numpyro_kme._core.contexts import setting
 
 PATIENCE, EVERY = 1.0, 0.5
 """Seconds after which a phase is shown, and between two looks at it."""
@@ -36,14 +38,9 @@ class _Phase:
 _phase: ContextVar[_Phase | None] = ContextVar("phase", default=None)
 
 
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> AbstractContextManager:
     """Draw none within: a loop has its own, and what it calls again and again shows none."""
-    token = _inside_a_loop.set(True)
-    try:
-        yield
-    finally:
-        _inside_a_loop.reset(token)
+    return setting(_inside_a_loop, True)
 
 
 def progress_bars_allowed() -> bool:
@@ -75,12 +72,9 @@ def progress(values: Iterable, description: str, shown: bool, total: int | None 
 @contextmanager
 def steps(description: str, total: int, shown: bool) -> Iterator[tqdm]:
     """A bar of so many steps, to be updated within."""
-    with _bar(description, shown, total=total) as bar:
-        token = _phase.set(None if bar.disable else _Phase(description, bar))
-        try:
-            yield bar
-        finally:
-            _phase.reset(token)
+    bar = _bar(description, shown, total=total)
+    with bar, setting(_phase, None if bar.disable else _Phase(description, bar)):
+        yield bar
 
 
 @contextmanager
@@ -90,13 +84,12 @@ def phase(description: str, shown: bool) -> Iterator[None]:
         yield
         return
     here, done = _Phase(description), Event()
-    token = _phase.set(here)
     clock = Thread(target=copy_context().run, args=(_show, here, done), daemon=True)
     clock.start()
     try:
-        yield
+        with setting(_phase, here):
+            yield
     finally:
-        _phase.reset(token)
         done.set()
         clock.join()
 

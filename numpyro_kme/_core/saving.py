@@ -27,7 +27,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, transforms
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, compat
 
 FORMAT = 1
 """Number of the layout of a file."""
@@ -222,11 +222,8 @@ class _Writer:
         return {"array": self._numbers[key], "shape": list(array.shape)}
 
     def _of_numpyro(self, value: Any, where: str) -> dict[str, Any]:
-        if isinstance(value, dist.Distribution):
-            cls = type(value)
-            names = [*cls.gather_pytree_data_fields(), *cls.gather_pytree_aux_fields()]
-            found = {name: value.__dict__.get(name) for name in names}
-        else:
+        found = compat.fields(value)
+        if found is None:
             params, (names, rest) = value.tree_flatten()
             found = {**dict(zip(names, params)), **rest}
         kind = [type(value).__module__, type(value).__qualname__]

@@ -138,13 +138,18 @@ def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
         numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
     """
     factor = on_host(jnp.linalg.cholesky)(np.asarray(matrix))
-    if not np.isfinite(factor).all():
-        raise checks.explained(
-            f"The Cholesky factorisation of {what} failed: the matrix is not positive definite to working precision. "
-            "Increase the regularisation, or remove duplicated points.",
-            np.linalg.LinAlgError,
-        )
+    require_factorised(bool(np.isfinite(factor).all()), what)
     return factor
+
+
+def require_factorised(done: bool, what: str) -> None:
+    """Raise where a Cholesky factorisation failed, as `cholesky` does."""
+    checks.require(
+        done,
+        f"The Cholesky factorisation of {what} failed: the matrix is not positive definite to working precision. "
+        "Increase the regularisation, or remove duplicated points.",
+        np.linalg.LinAlgError,
+    )
 
 
 def require_resolved(added: float, trace: float, what: str) -> None:

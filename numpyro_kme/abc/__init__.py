@@ -1,9 +1,9 @@
 """Approximate Bayesian computation as functions, without a model."""
 
-from numpyro_kme.abc.adjustment import RegressionAdjustment
 from numpyro_kme.abc.discrepancies import OutOfDistributionCheck, discrepancies_to, out_of_distribution_check
 from numpyro_kme.abc.recursive import RecursiveABC, kernel_recursive_abc, recursive_abc_step
 from numpyro_kme.abc.weighting import (
+    RegressionAdjustment,
     RejectionWeights,
     SoftWeights,
     effective_sample_size,

@@ -1,6 +1,6 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme._core import arviz, checks, progress
-from numpyro_kme._core.display import Card, between, numbers, shown
+from numpyro_kme._core.display import Card, between, frozen, numbers
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics import uniformity
@@ -19,6 +19,7 @@ from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.models.problem import Arrays
+from numpyro_kme.samplers.importance import systematic
 from numpyro_kme.simulations import Simulations
 
 LEVEL = 0.001
@@ -38,8 +39,7 @@ NEXT = {
 """What to do about posteriors that fail a test."""
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Calibration:
     r"""How an engine did on data simulated from the prior, where the truth is known.
 
@@ -253,8 +253,7 @@ def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.n
     order = rng.permutation(len(first))
     weights = counts[order] / len(table)
     size = min(number, int(1.0 / np.sum(np.square(weights)) + 1e-9))
-    ladder = (np.arange(size) + rng.uniform()) / size
-    rows = first[order][np.searchsorted(np.cumsum(weights), ladder).clip(max=len(order) - 1)]
+    rows = first[order][systematic(rng, weights, size)]
     return {name: np.asarray(samples[name])[rows] for name in names}
 
 

@@ -4,7 +4,7 @@ call, with one rule for when to distrust it."""
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card, frozen
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, require_served
@@ -33,8 +33,7 @@ NEIGHBOURS = 5
 """The distance to the neighbour of this number says how far out an output lies."""
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class MisspecificationTest:
     """A test of the model by one observation.
 
@@ -201,8 +200,7 @@ def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.nd
     return np.sort(of_draws[..., kept], axis=1)[:, rows], np.sort(seen[:, kept], axis=0)[rows], names
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Check:
     """What the diagnostics found.
 

@@ -1,7 +1,7 @@
 """Whether a posterior predicts its observation, with the real simulator."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme._core.display import Card, names_and_shapes, shown
+from numpyro_kme._core.display import Card, frozen, names_and_shapes
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.engines.base import Engine, posterior_of
@@ -19,8 +19,7 @@ from numpyro_kme.models import tracing
 from numpyro_kme.models.problem import Arrays
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class PredictiveCheck:
     """The observation beside data simulated at posterior draws.
 

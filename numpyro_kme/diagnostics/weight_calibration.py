@@ -1,20 +1,14 @@
 """The learning rate of a generalised posterior, so that its covariance is about that of the posterior bootstrap."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import jax
 import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card, frozen
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
-from numpyro_kme.losses.base import Loss
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class WeightCalibration:
     """Learning rates for `handlers.generalized_bayes`, and the curve that one of them is read from.
 
@@ -46,52 +40,8 @@ class WeightCalibration:
             "handlers.generalized_bayes(model, loss, weight=found.by_bootstrap, noise=...)",
         )
 
-    @classmethod
-    def from_bootstrap(cls, engine: PosteriorBootstrap, *, level: float = 0.9) -> "WeightCalibration":
-        """The calibration from a posterior bootstrap that has been run with the loss of the generalised posterior.
 
-        Data sets of one size that one engine runs in turn share its compiled programs.
-
-        Args:
-            engine: The bootstrap.
-            level: Probability of the intervals.
-        Raises:
-            ValueError: If `level` is not between 0 and 1, or fewer than half of the replicates converged.
-        """
-        checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
-        checks.instance("engine", engine, PosteriorBootstrap, "a PosteriorBootstrap that has been run")
-        (data,), found = engine.posterior.groups["observed_data"].values(), engine.replicates
-        size, converged = len(data), np.asarray(found.converged)
-        offsets = (found.u - found.fit.u)[converged]
-        checks.require(
-            2 * len(offsets) >= len(converged) and len(offsets) > offsets.shape[1],
-            f"Only {len(offsets)} of {len(converged)} bootstrap replicates converged: look at the run of "
-            "PosteriorBootstrap first.",
-        )
-        hessian = np.asarray(found.fit.hessian)
-        weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))
-        weights = weight * np.geomspace(1.0 / 30.0, 30.0, 241)
-        sd = np.sqrt(np.diag(np.linalg.inv(hessian)) / size)
-        reach = np.abs(offsets) / (ndtri(0.5 + 0.5 * level) * sd)
-        coverage = np.mean(reach[None] <= weights[:, None, None] ** -0.5, axis=1)
-        average = coverage.mean(axis=1)
-        inside = average[-1] <= level <= average[0]
-        by_coverage = float(np.exp(np.interp(-level, -average, np.log(weights)))) if inside else float("nan")
-        return cls(float(weight), by_coverage, level, weights, coverage, len(offsets))
-
-
-def calibrate_weight(
-    rng_key: jax.Array,
-    model: Callable,
-    loss: Loss,
-    *args,
-    level: float = 0.9,
-    num_replicates: int = 400,
-    num_nodes: int | None = None,
-    covariates: str | None = None,
-    progress_bar: bool = True,
-    **kwargs,
-) -> WeightCalibration:
+def calibrate_weight(bootstrap: PosteriorBootstrap, *, level: float = 0.9) -> WeightCalibration:
     r"""Calibrate the weight of prior x `exp(-weight n loss)` by the loss-likelihood bootstrap and by coverage.
 
     With Hessian `H` of the loss at its minimum `u`, the generalised posterior is about `N(u, (weight n H)^-1)`;
@@ -100,27 +50,37 @@ def calibrate_weight(
     parameter it is the rule of Lyddon, Holmes and Walker. The second is the weight at which the intervals `u_b +- z
     sd`, of probability `level`, cover `u` in that fraction of the replicates, averaged over parameters. Both are on the
     unconstrained scale, both ignore the prior, and both are for the loss against the model's distribution itself
-    (`CommonNoise` with many nodes). A posterior bootstrap that has been run gives them too, by
-    `WeightCalibration.from_bootstrap`.
+    (`CommonNoise` with many nodes).
 
     Args:
-        rng_key: The only source of randomness.
-        model: A model for `PosteriorBootstrap`: one observed site in one data plate.
-        loss: The loss that `generalized_bayes` will use.
-        *args: Positional arguments of the model, with the data.
+        bootstrap: One that has been run with the loss of the generalised posterior, of 400 samples or so. Data sets of
+            one size that one engine runs in turn share its compiled programs.
         level: Probability of the intervals.
-        num_replicates: Bootstrap replicates.
-        num_nodes: Noise nodes of the bootstrap.
-        covariates, progress_bar: As in `PosteriorBootstrap`.
-        **kwargs: Keyword arguments of the model.
     Raises:
         ValueError: If `level` is not between 0 and 1, or fewer than half of the replicates converged.
-    Cost: that of `PosteriorBootstrap`.
     References: Lyddon, Holmes and Walker (2019), Biometrika 106; Syring and Martin (2019), Biometrika 106.
+    Example:
+        >>> bootstrap = PosteriorBootstrap(model, MMD(), num_samples=400)
+        >>> bootstrap.run(jax.random.key(0), x)
+        >>> calibrate_weight(bootstrap).by_bootstrap
     """
     checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
-    engine = PosteriorBootstrap(
-        model, loss, num_samples=num_replicates, num_nodes=num_nodes, covariates=covariates, progress_bar=progress_bar
+    checks.instance("bootstrap", bootstrap, PosteriorBootstrap, "a PosteriorBootstrap that has been run")
+    (data,), found = bootstrap.posterior.groups["observed_data"].values(), bootstrap.replicates
+    size, converged = len(data), np.asarray(found.converged)
+    offsets = (found.u - found.fit.u)[converged]
+    checks.require(
+        2 * len(offsets) >= len(converged) and len(offsets) > offsets.shape[1],
+        f"Only {len(offsets)} of {len(converged)} bootstrap replicates converged: look at the run of "
+        "PosteriorBootstrap first.",
     )
-    engine.run(rng_key, *args, **kwargs)
-    return WeightCalibration.from_bootstrap(engine, level=level)
+    hessian = np.asarray(found.fit.hessian)
+    weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))
+    weights = weight * np.geomspace(1.0 / 30.0, 30.0, 241)
+    sd = np.sqrt(np.diag(np.linalg.inv(hessian)) / size)
+    reach = np.abs(offsets) / (ndtri(0.5 + 0.5 * level) * sd)
+    coverage = np.mean(reach[None] <= weights[:, None, None] ** -0.5, axis=1)
+    average = coverage.mean(axis=1)
+    inside = average[-1] <= level <= average[0]
+    by_coverage = float(np.exp(np.interp(-level, -average, np.log(weights)))) if inside else float("nan")
+    return WeightCalibration(float(weight), by_coverage, level, weights, coverage, len(offsets))

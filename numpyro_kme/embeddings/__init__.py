@@ -4,12 +4,7 @@ from numpyro_kme.embeddings import measures
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.hypothesis_tests import PermutationTest, hsic, hsic_test, mmd_test
-from numpyro_kme.embeddings.kernel_bayes import (
-    KernelBayesRule,
-    conditional_embedding,
-    kernel_bayes_rule,
-    kernel_sum_rule,
-)
+from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, conditional_embedding, kernel_sum_rule
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, embedding_mode
 from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic, squared_mmd
 from numpyro_kme.embeddings.parameter_choice import (
@@ -41,7 +36,6 @@ __all__ = [
     "hsic",
     "hsic_test",
     "kernel_bayes_candidates",
-    "kernel_bayes_rule",
     "kernel_sum_rule",
     "measures",
     "mmd_test",

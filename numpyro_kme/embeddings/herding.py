@@ -41,10 +41,7 @@ def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: PointSet, num_
     References: Chen, Welling & Smola (2010), UAI.
     """
     r = num_points(candidates)
-    checks.require(
-        jnp.shape(embedding_values) == (r,),
-        f"`embedding_values` must have shape ({r},), one per candidate; got {jnp.shape(embedding_values)}.",
-    )
+    checks.shaped("embedding_values", embedding_values, (r,), "per candidate")
     checks.whole("num_samples", num_samples, 1)
     checks.sound("candidates", candidates)
     checks.sound("embedding_values", embedding_values, "Check the kernel and the weights of the embedding.")

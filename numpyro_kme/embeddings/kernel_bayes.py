@@ -72,36 +72,6 @@ def conditional_embedding(
     return _found(kernel_x, x, fitted.weights(_one(observed))[0])
 
 
-def kernel_bayes_rule(
-    prior: MeanEmbedding,
-    x: PointSet,
-    y: PointSet,
-    kernel_y: Kernel,
-    observed: PointSet,
-    regularisation: float,
-    *,
-    delta: float | None = None,
-    tolerance: float = low_rank.TOLERANCE,
-) -> MeanEmbedding:
-    r"""Embed the posterior of `X` given `Y = y` under a prior of its own: $\sum_i \rho_i k_X(\cdot, X_i)$.
-
-    `KernelBayesRule.fit(...).posterior(observed)`; that class serves many observations from one factorisation.
-
-    Args:
-        prior: $\sum_j \gamma_j k_X(\cdot, U_j)$; weights of any sign.
-        x, y: Joint sample, `n` points each, from any prior.
-        kernel_y: Kernel on observations.
-        observed: `y`, one point with a leading axis.
-        regularisation, delta, tolerance: As in `KernelBayesRule.fit`.
-    Raises:
-        RuntimeError: If all weights are zero.
-    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.
-    """
-    checks.concrete(observed=observed)
-    rule = KernelBayesRule.fit(x, y, kernel_y, prior, regularisation, delta=delta, tolerance=tolerance)
-    return rule.posterior(observed)
-
-
 @register
 class KernelBayesRule:
     r"""The kernel Bayes' rule: posterior embeddings $\sum_i \rho_i k_X(\cdot, X_i)$, $\rho = R\, k_Y(y)$, for any `y`.

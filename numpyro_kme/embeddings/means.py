@@ -39,10 +39,7 @@ class MeanEmbedding:
             object.__setattr__(self, "weights", gram.uniform_weights(self.points))
         elif not isinstance(self.weights, jax.Array):
             object.__setattr__(self, "weights", np.asarray(self.weights))
-        checks.require(
-            jnp.shape(self.weights) == (n,),
-            f"`weights` must have shape ({n},), one per point; got {jnp.shape(self.weights)}.",
-        )
+        checks.shaped("weights", self.weights, (n,), "per point")
         checks.sound("weights", self.weights)
 
     def __call__(self, t: PointSet) -> jax.Array:

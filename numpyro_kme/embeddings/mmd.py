@@ -105,10 +105,7 @@ def _weights(name, points, weights, unbiased):
     if weights is None:
         return gram.uniform_weights(points)
     weights = weights if isinstance(weights, jax.Array) else np.asarray(weights)
-    checks.require(
-        jnp.shape(weights) == (n,),
-        f"`{name}_weights` must have shape ({n},), one per point of `{name}`; got {jnp.shape(weights)}.",
-    )
+    checks.shaped(f"{name}_weights", weights, (n,), f"per point of `{name}`")
     checks.real(f"{name}_weights", weights)
     checks.sums_to_one(f"{name}_weights", weights)
     if unbiased and checks.is_concrete(weights):

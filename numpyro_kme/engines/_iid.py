@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme._core.display import Card, brief, frozen
 from numpyro_kme._core.host import in_jax_types, on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.bootstrap.weights import DirichletProcess
@@ -255,8 +255,7 @@ class IidModel:
         return tracing.run(self.model, self.args, self.kwargs, None, self.target.constrain(u))
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Read(Conditional):
     """A model read as a generator, whose compiled programs serve other data.
 

@@ -2,7 +2,6 @@
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
@@ -54,8 +53,7 @@ class Proposal(abc.ABC):
         """
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class FromPosterior(Proposal):
     r"""Simulate at draws from the power posterior $p(\theta) q(y \mid \theta)^t$ of the last round.
 
@@ -84,8 +82,7 @@ class FromPosterior(Proposal):
         return {name: np.concatenate([chosen[name], prior[name][:own]]) for name in chosen}
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class FromVariance(Proposal):
     """Simulate at posterior draws, more often where the surrogate's Gaussian-process variance is large.
 

@@ -17,8 +17,7 @@ from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
-from numpyro_kme.likelihoods.patterns import PreparedPatterns, prepare
-from numpyro_kme.likelihoods.prepared import PreparedLikelihood
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood, PreparedPatterns, prepare
 from numpyro_kme.models.coordinates import Terms, Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import Defensive, adapted_proposal

@@ -168,17 +168,12 @@ class ReferenceTable:
         """Outputs `(k, *event)` as numbers `(k, q)`: of data sets under plates, and of outputs of any length, the mean
         and log standard deviation of each column, this at least a hundredth of that over all simulations; of the
         latter the log length, too."""
-        if self.ragged:
-            rows, least = (
-                x.reshape(*x.shape[:2], -1),
-                0.01 * np.nanstd(self.x.reshape(*self.x.shape[:2], -1), axis=(0, 1)),
-            )
-            deviations = np.maximum(np.nanstd(rows, axis=1), np.maximum(least, 1e-300))
-            return np.concatenate([np.nanmean(rows, axis=1), np.log(deviations), log_lengths(x)[:, None]], axis=1)
-        if not self.data_sets:
+        if not (self.ragged or self.data_sets):
             return x.reshape(len(x), -1)
-        least = 0.01 * self.x.std(axis=(0, 1))
-        return np.concatenate([x.mean(axis=1), np.log(np.maximum(x.std(axis=1), np.maximum(least, 1e-300)))], axis=1)
+        rows, simulated = (outputs.reshape(*outputs.shape[:2], -1) for outputs in (x, self.x))
+        least = np.maximum(0.01 * np.nanstd(simulated, axis=(0, 1)), 1e-300)
+        found = [np.nanmean(rows, axis=1), np.log(np.maximum(np.nanstd(rows, axis=1), least))]
+        return np.concatenate([*found, log_lengths(x)[:, None]] if self.ragged else found, axis=1)
 
     @cached_property
     def simulated_statistics(self) -> np.ndarray:

@@ -19,9 +19,8 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
-from numpyro_kme.engines._coarse import warn_if_coarse
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
-from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded
+from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
 from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, kernel_on, observed_part
 from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of, with_present_data

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, brief, is_default, shown
+from numpyro_kme._core.display import Card, brief, frozen, is_default, shown
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Conditional, Posteriors, processors
 from numpyro_kme.kernels.length_scales import LengthScaleRule
@@ -19,8 +19,7 @@ from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations.fingerprint import fingerprint
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Trained(Conditional):
     """What an engine has found that does not depend on the observation.
 
@@ -65,8 +64,7 @@ class Trained(Conditional):
         return self.engine._condition(rng_key, observed_anew(self.problem, args, kwargs), self.learnt)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class RunAgain(Conditional):
     """What an engine has found that keeps nothing for another observation.
 

@@ -46,7 +46,6 @@ class KernelBayes(SignedEngine):
             (`choose_by_folds`), among multiples of those above, measured in the space of `parameter_kernel`; with
             `delta` at twice `eps`. It asks that averages of posteriors are the distribution of the simulated
             parameters.
-        num_prior_draws: Draws that embed the prior; as many as simulations when left out.
         tolerance: Of the low-rank factors of Gram matrices; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
@@ -74,24 +73,18 @@ class KernelBayes(SignedEngine):
     parameter_kernel: Kernel | None = None
     delta: float | None = None
     num_folds: int | None = None
-    num_prior_draws: int | None = None
 
     def check_settings(self):
         """As `Engine.check_settings`."""
         super().check_settings()
         check_positive(delta=self.delta)
-        for name in ("num_folds", "num_prior_draws"):
-            if getattr(self, name) is not None:
-                checks.whole(name, getattr(self, name), 2)
+        if self.num_folds is not None:
+            checks.whole("num_folds", self.num_folds, 2)
         what = "a kernel, such as Gaussian(length_scale)"
         checks.instance("parameter_kernel", self.parameter_kernel, Kernel | None, what)
         checks.require(
             self.num_folds is None or (self.regularisation is None and self.delta is None),
             "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.",
-        )
-        checks.require(
-            self.prior is None or self.num_prior_draws is None,
-            "Give `prior` or `num_prior_draws`, not both: draws are given by `prior`.",
         )
         what = 'draws {site: (n, *shape)} with their "weight", as from get_weights()'
         checks.instance("prior", self.prior, Mapping | None, what)
@@ -129,15 +122,13 @@ class KernelBayes(SignedEngine):
         """Coordinates of draws of the prior, and their weights."""
         site = problem.site()
         if self.prior is None:
-            draws = problem.draw(rng_key, self.num_prior_draws or len(table))
+            draws = problem.draw(rng_key, len(table))
             return table.coordinates_of(draws.arguments[site]), None
         latents = {name: np.asarray(self.prior[name]) for name in problem.latents}
         z = table.coordinates_of(problem.arguments(latents)[site])
         weights = self.prior.get("weight")
         if weights is not None:
             weights = np.asarray(weights, np.float64)
-            checks.require(
-                weights.shape == (len(z),), f"`prior['weight']` must have shape ({len(z)},); got {weights.shape}."
-            )
+            checks.shaped("prior['weight']", weights, (len(z),), "per draw")
             checks.sums_to_one("prior['weight']", weights)
         return z, weights

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import arviz, checks, host, progress, solves
-from numpyro_kme._core.display import Card, names_and_shapes, numbers, shown
+from numpyro_kme._core.display import Card, frozen, names_and_shapes, numbers
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.engines.posterior import Posterior, Samples
@@ -131,9 +131,8 @@ def _rows(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: array[i] for name, array in arrays.items()} for i in range(next(iter(lengths))[0])]
 
 
-@shown
 @saveable
-@dataclass(frozen=True)
+@frozen
 class Posteriors(Saved):
     """The posteriors of many observations.
 

@@ -190,10 +190,7 @@ class GaussianScaleMixture(Kernel):
         )
         if self.weights is not None:
             check_fields(self, checks.positive, "weights")
-            checks.require(
-                jnp.shape(self.weights) == shape,
-                f"`weights` must have shape {shape}, one per length scale; got {jnp.shape(self.weights)}.",
-            )
+            checks.shaped("weights", self.weights, shape, "per length scale")
 
     def _members(self) -> list[tuple[jax.Array, jax.Array]]:
         scales = jnp.asarray(self.length_scales)

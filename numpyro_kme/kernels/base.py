@@ -1,7 +1,7 @@
 """The kernel interface: an author writes one pair of points, the base class batches; callables as kernels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.saving import saveable
 
 PointSet = Any
@@ -19,7 +19,7 @@ PointSet = Any
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(cls: type[T]) -> type[T]:
     """Make a frozen dataclass of its own and register it as a pytree.
 
@@ -27,7 +27,7 @@ def register(cls: type[T]) -> type[T]:
     structure. `__post_init__` checks what a user passes, and is skipped when JAX rebuilds an object: a gradient, an
     axis number or a placeholder is no length scale.
     """
-    cls = shown(dataclass(frozen=True)(cls))
+    cls = frozen(cls)
     members = fields(cls)  # type: ignore[arg-type]
     static = tuple(f.name for f in members if f.metadata.get("static", False))
     leaves = tuple(f.name for f in members if f.name not in static)

@@ -1,6 +1,6 @@
 """A kernel on data sets, whose rows have no order, by their mean embeddings; and the rule that makes one."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +8,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, check_fields, num_points, register
-from numpyro_kme.kernels.length_scales import (
-    SETS,
-    KernelRule,
-    LengthScaleRule,
-    MedianHeuristic,
-    and_a_wider_one,
-    median_of_pairs,
-)
+from numpyro_kme.kernels.length_scales import SETS, LengthScaleRule, MedianHeuristic, RuleOfDistances, median_of_pairs
 from numpyro_kme.kernels.ragged import filled_up, lengths, may_end
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -99,10 +91,7 @@ def _measures(name, batch):
     )
     if weights is None:
         return rows, jnp.full(rows.shape[:2], 1.0 / rows.shape[1], rows.dtype)
-    checks.require(
-        jnp.shape(weights) == rows.shape[:2],
-        f"Weights of `{name}` must have shape {rows.shape[:2]}, one per row; got {jnp.shape(weights)}.",
-    )
+    checks.shaped(f"weights of {name}", weights, rows.shape[:2], "per row")
     checks.sums_to_one(f"weights of {name}", weights)
     return rows, jnp.asarray(weights)
 
@@ -142,10 +131,8 @@ def _symmetric_cross_terms(inner, rows, weights):
     return band[np.where(forward, i, j), np.where(forward, steps, (i - j) % count)]
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
-class EmpiricalMeasureRule(KernelRule):
+@frozen
+class EmpiricalMeasureRule(RuleOfDistances):
     """`EmpiricalMeasure` on data sets `(longest, dim)` or `(longest,)`, with a Gaussian kernel inside.
 
     Args:
@@ -164,15 +151,10 @@ class EmpiricalMeasureRule(KernelRule):
 
     def __call__(self, x, targets=None):
         """The kernel."""
-        few = np.asarray(x, np.float64)[:SETS]
-        few = few.reshape(*few.shape[:2], -1)
+        few = self.some(x)
         size = lengths(few)
         rows = np.concatenate([one[:n] for one, n in zip(few, size)])
         inner = Gaussian(self.length_scale(rows, None if targets is None else np.repeat(targets[:SETS], size, axis=0)))
         bare = EmpiricalMeasure(inner, 1.0)
         squared = on_host(EmpiricalMeasure.squared_mmd)(bare, bare.points(few))
         return EmpiricalMeasure(inner, self.multiple * median_of_pairs(squared, "data sets"))
-
-    def candidates(self, x, targets=None):
-        """With `eps`, and with eight times that."""
-        return and_a_wider_one(self(x, targets))

@@ -112,33 +112,29 @@ class LearntLengthScale(NamedTuple):
     optima: np.ndarray
 
 
-def learn_length_scale(
-    rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int = 50, reach: float | None = None
-) -> LearntLengthScale:
+def learn_length_scale(rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int = 50) -> LearntLengthScale:
     """Length scale of a Gaussian kernel by Bayesian kernel learning: maximise `log_pseudo_likelihood` by L-BFGS.
 
     It finds the local scale of data with structure, where the median heuristic gives the size of the whole. The median
     heuristic is also the upper bound of the search: beyond it features are linear in the data, `tau` goes to 0 with
-    `1 / s`, and the pseudo-likelihood grows without bound.
+    `1 / s`, and the pseudo-likelihood grows without bound. `eta` is the root mean squared distance from the mean.
 
     Args:
         rng_key: Chooses the landmarks among the data.
         x: `(n, D)`.
         num_landmarks: Size of the farthest-point design. The more landmarks, the shorter the length scale that is
             learnt (`python -m benchmarks kernel_learning`).
-        reach: `eta`; the root mean squared distance from the mean when left out.
     References: Flaxman et al. (2016), UAI.
     """
-    checks.concrete(rng_key=rng_key, x=x, reach=reach)
+    checks.concrete(rng_key=rng_key, x=x)
     checks.key(rng_key)
     checks.table("x", x, min_rows=2)
     table = np.asarray(x, np.float64)
     table = table - table.mean(axis=0)
     checks.require(bool(np.ptp(table, axis=0).all()), "`x` has a constant column; leave it out.")
-    reach = float(np.sqrt(np.mean(np.sum(np.square(table), axis=1)))) if reach is None else reach
-    checks.positive_number("reach", reach)
     checks.whole("num_landmarks", num_landmarks, 1)
     landmarks = farthest_point_design(rng_key, table, max(num_landmarks, table.shape[1]))
+    reach = float(np.sqrt(np.mean(np.sum(np.square(table), axis=1))))
     return _search(table, landmarks, reach, float(median_heuristic(table)))
 
 

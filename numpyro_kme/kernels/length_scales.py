@@ -193,6 +193,19 @@ WIDER = 8.0
 """The second of two candidates is as many times wider."""
 
 
+class RuleOfDistances(KernelRule):
+    """A rule whose kernel has a length scale `eps` in units of the median distance between `SETS` outputs."""
+
+    def some(self, x: Any) -> np.ndarray:
+        """The first `SETS` outputs, `(SETS, longest, dim)`."""
+        few = np.asarray(x, np.float64)[:SETS]
+        return few.reshape(*few.shape[:2], -1)
+
+    def candidates(self, x, targets=None):
+        """With `eps`, and with `WIDER` times that."""
+        return and_a_wider_one(self(x, targets))
+
+
 def median_of_pairs(squared: np.ndarray, what: str) -> float:
     """Median distance of the pairs of a matrix of squared ones, `(n, n)`."""
     median = float(np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)])))

@@ -1,6 +1,6 @@
 """Kernels on time series, and on fields seen at arbitrary places: by a Gaussian process, and by signatures."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,11 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import Kernel, check_fields, num_points, pairwise, register
 from numpyro_kme.kernels.gram import squared_distances
-from numpyro_kme.kernels.length_scales import SETS, KernelRule, and_a_wider_one, median_of_pairs
+from numpyro_kme.kernels.length_scales import RuleOfDistances, median_of_pairs
 from numpyro_kme.kernels.ragged import filled_up, may_end
 
 
@@ -238,10 +237,8 @@ def _squared_distances(level, left, right):
     return jnp.maximum(2.0 - 2.0 * across / jnp.sqrt(own[0][:, None] * own[1][None]), 0.0)
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
-class SignatureRule(KernelRule):
+@frozen
+class SignatureRule(RuleOfDistances):
     """`Signature` on series `(longest, dim)` or `(longest,)`.
 
     Each column is divided by the median of its ranges within a series.
@@ -261,8 +258,7 @@ class SignatureRule(KernelRule):
 
     def __call__(self, x, targets=None):
         """The kernel."""
-        few = np.asarray(x, np.float64)[:SETS]
-        few = few.reshape(*few.shape[:2], -1)
+        few = self.some(x)
         ranges = np.median(np.nanmax(few, axis=1) - np.nanmin(few, axis=1), axis=0)
         checks.require(
             bool((ranges > 0).all()),
@@ -272,7 +268,3 @@ class SignatureRule(KernelRule):
         bare = Signature(ranges, 1.0, self.level)
         squared = on_host(Signature.squared_distances)(bare, bare.points(few))
         return Signature(ranges, self.multiple * median_of_pairs(squared, "series"), self.level)
-
-    def candidates(self, x, targets=None):
-        """With `eps`, and with eight times that."""
-        return and_a_wider_one(self(x, targets))

@@ -5,7 +5,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, OfArrays, Signed, check_fields, register
+from numpyro_kme.kernels.base import Kernel, OfArrays, OverLengthScale, Signed, register
 from numpyro_kme.kernels.gram import products, squared_distances
 
 
@@ -29,7 +29,7 @@ class RotationTrace(OfArrays, Signed):
 
 
 @register
-class RotationGaussian(OfArrays, Kernel):
+class RotationGaussian(OverLengthScale, OfArrays, Kernel):
     r"""Gaussian kernel `k(A, B) = exp(-|A - B|_F^2 / (2 l^2))` on rotation matrices `(size, size)`.
 
     `|A - B|_F^2 = 2 (size - tr(A B^T))`, at most 8 in three dimensions. Unlike `RotationTrace` it is characteristic.
@@ -39,9 +39,6 @@ class RotationGaussian(OfArrays, Kernel):
     """
 
     length_scale: ArrayLike
-
-    def __post_init__(self):
-        check_fields(self, checks.positive, "length_scale")
 
     def log_pair(self, a, b):
         """Logarithm of the kernel for two matrices."""

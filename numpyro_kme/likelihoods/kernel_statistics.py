@@ -6,14 +6,13 @@ closed form, so that they err as that of the observation does.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.saving import saveable
+from numpyro_kme._core.display import frozen
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.length_scales import KernelRule
 from numpyro_kme.kernels.regression import DistributionRegression
@@ -22,9 +21,7 @@ from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.transformed import TransformedSurrogate
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class KernelStatistics(Form):
     """Settings of the likelihood of statistics that a kernel on whole outputs gives.
 

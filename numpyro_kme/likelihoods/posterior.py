@@ -1,7 +1,6 @@
 """The kernel means posterior: density, embedding, moments and predictions, in closed form where there is one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +11,7 @@ import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card, frozen
 from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.embeddings.measures import Measure, NormalMixture
 from numpyro_kme.kernels.base import Kernel
@@ -26,8 +25,7 @@ from numpyro_kme.samplers.importance import (
 )
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class KernelMeansPosterior:
     r"""Posterior `q(z | y) = q(y | z) p(z) / q(y)` of the coordinates under a learnt likelihood and a prior.
 

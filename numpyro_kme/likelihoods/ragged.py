@@ -7,14 +7,14 @@ given the observation's own length, and not an average over those that were simu
 which the parameters have no influence, the first factor is flat.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.ragged import lengths, log_lengths
@@ -23,8 +23,7 @@ from numpyro_kme.likelihoods.locations import Locations
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Ragged(Form):
     """Settings of the likelihood of outputs of any length, `(longest, *shape)` with rows of NaN at the end.
 

@@ -12,14 +12,13 @@ and the integral is `Surrogate.marginal` of the form.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.saving import saveable
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, Surrogate
@@ -36,9 +35,7 @@ EXPECTED = 10
 """What no simulation has of two entries is impossible where, did one not depend on the other, so many would have it."""
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class Recorded(Form):
     """Settings of the likelihood of whether entries are recorded, and of those that are.
 

@@ -135,10 +135,7 @@ class StatisticsTransform:
         """
         checks.real("y", y)
         y = np.asarray(y, dtype=np.float64)
-        checks.require(
-            y.shape == (self.num_raw,),
-            f"`y` must have shape ({self.num_raw},), one entry for each simulated statistic; got {y.shape}.",
-        )
+        checks.shaped("y", y, (self.num_raw,), "entry for each simulated statistic")
         reference, others = np.asarray(self.reference), sorted(set(range(self.num_raw)) - set(self.kept))
         missing = np.isnan(y)
         missing[list(self.kept)] = False

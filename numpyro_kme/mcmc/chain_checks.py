@@ -1,7 +1,7 @@
 """Checks of chains: draws beyond what a surrogate learnt, and how much of a posterior or a density is noise."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, numbers, shown
+from numpyro_kme._core.display import Card, frozen, numbers, shown
 from numpyro_kme._core.host import in_present_precision
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
@@ -28,8 +28,7 @@ HINT = "where it warns, `refine` at draws of the chain; else repeat with twice t
 """What to do with a check of a chain."""
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class SurrogateCheck:
     """What a chain met at one simulator site.
 
@@ -217,8 +216,7 @@ def _evenly_spaced(samples: Mapping[str, Any], most: int) -> dict[str, np.ndarra
     return {name: value[rows] for name, value in draws.items()}
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class NoiseSensitivity:
     """Posterior draws rescored with other noise.
 

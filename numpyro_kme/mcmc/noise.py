@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 from zlib import crc32
@@ -16,15 +16,14 @@ from jax.scipy.special import ndtr
 from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise, QuadratureNodes
 from numpyro_kme.models.lifting import LiftedNoise, NoiseNotLifted, lift_noise
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class CommonNoise:
     """The same noise at every point of the chain: a smooth density, for any kernel.
 
@@ -46,8 +45,7 @@ class CommonNoise:
         checks.key(self.rng_key, several=True)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class LatentNoise:
     """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
 
@@ -65,8 +63,7 @@ class LatentNoise:
         checks.whole("num_simulated", self.num_simulated, 2)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class FreshNoise:
     """New noise at each proposal, for the kernel `PseudoMarginal`, which keeps the estimate of the current point.
 

@@ -19,7 +19,7 @@ from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import constants, on_host
 from numpyro_kme._core.programs import LIGHT, in_blocks
-from numpyro_kme._core.saving import saveable
+from numpyro_kme.kernels.base import register
 from numpyro_kme.models import matching
 from numpyro_kme.models.matching import Column
 from numpyro_kme.models.prior_maps import Mixture, NotExact, Sequential
@@ -33,10 +33,7 @@ def _static() -> Any:
     return field(metadata={"static": True})
 
 
-@shown
-@saveable
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Coordinates:
     r"""A recorded map between the flattened arguments `a (p,)` of a simulator and coordinates `z (D,)`.
 

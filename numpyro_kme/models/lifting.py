@@ -8,7 +8,7 @@ there is quadrature, low discrepancy, and a derivative.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import at_once
 from numpyro_kme.models.playing import NO_KEY, NoiseNotLifted, Player
 from numpyro_kme.models.simulator_functions import name
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class LiftedNoise:
     """A simulator as a function of standard normals: `lifted(z, *params)` with `z` of shape `(dim,)`.
 
@@ -170,10 +169,7 @@ def _play(
     program, shape = _traced(fn, params)
     player = Player(name(fn), most_loops, for_keys)
     needed = player.needs(program).total()
-    checks.require(
-        jnp.shape(z) == (needed,),
-        f"`z` must have shape ({needed},), one number for each that `{name(fn)}` draws; got {jnp.shape(z)}.",
-    )
+    checks.shaped("z", z, (needed,), f"number for each that `{name(fn)}` draws")
     inputs = [jax.random.key(0), *(jnp.asarray(param) for param in params)]
     values, used = player.run(program, inputs, z)
     return jax.tree.unflatten(jax.tree.structure(shape), values), used

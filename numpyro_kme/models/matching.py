@@ -14,7 +14,8 @@ from scipy.special import ndtri
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import on_host, to_host
-from numpyro_kme._core.saving import saveable, saveable_constants
+from numpyro_kme._core.saving import saveable_constants
+from numpyro_kme.kernels.base import register
 from numpyro_kme.models import prior_maps
 from numpyro_kme.models.prior_maps import NotExact
 from numpyro_kme.models.problem import Draws, Latent, Problem
@@ -83,9 +84,7 @@ def link_named(name: str) -> Link:
 saveable_constants(Link, {link.name: link for link in LINKS})
 
 
-@saveable
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Column:
     """An argument as a function of an entry `t` of a latent: `outer_0 + outer_1 h(inner_0 + inner_1 t)`."""
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 from jax import random
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.contexts import setting
 from numpyro_kme.kernels.ragged import pad
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
 
@@ -79,15 +79,10 @@ class Output(NamedTuple):
 _known: ContextVar[dict[tuple, tuple[Any, dict[str, Shape]]] | None] = ContextVar("known", default=None)
 
 
-@contextmanager
 def unchanged():
     """Trace each simulator once inside this block, in all threads that copy its context: for a model that is read again
     and again, while what its functions refer to stays as it is."""
-    token = _known.set({})
-    try:
-        yield
-    finally:
-        _known.reset(token)
+    return setting(_known, {})
 
 
 def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Any, dict[str, Shape]]:

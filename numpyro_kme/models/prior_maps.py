@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import in_present_precision, to_host
 from numpyro_kme._core.saving import Saved, saveable
+from numpyro_kme.kernels.base import register
 from numpyro_kme.models import normalise
 from numpyro_kme.models.problem import Latent, Problem
 
@@ -20,9 +20,7 @@ class NotExact(Exception):
     """Why the prior gives no exact coordinates: half a sentence, to follow 'because'."""
 
 
-@saveable
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Independent:
     """Sites whose priors do not depend on each other."""
 
@@ -37,9 +35,7 @@ class Independent:
         return tuple(normalise.from_normal(fn, part) for fn, part in zip(in_present_precision(self.fns), z))
 
 
-@saveable
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@register
 class Sequential(Saved):
     """Sites whose priors depend on sites before them: the model is run to find each prior; None once it was saved."""
 

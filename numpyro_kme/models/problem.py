@@ -13,7 +13,7 @@ from jax import random
 from numpyro.distributions import Unit
 
 from numpyro_kme._core import checks, compat, programs
-from numpyro_kme._core.display import Card, brief, names_and_shapes, shown
+from numpyro_kme._core.display import Card, brief, frozen, names_and_shapes, shown
 from numpyro_kme._core.keys import child, data_of, fold_in
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.models import normalise, reading, tracing
@@ -24,8 +24,7 @@ __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
 Arrays = Mapping[str, Any]
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Draws:
     """Latents and what follows from them; every array has a leading axis of `m` draws.
 
@@ -161,7 +160,7 @@ class Problem(Recomputed):
 
     def evaluate(self, latents: Arrays) -> Draws:
         """The simulators' arguments and the deterministic sites at given latents `{site: (m, *shape)}`."""
-        return self._draws(programs.in_blocks(self._evaluate, self._checked(latents)))
+        return self._draws(self._at(self._parts, latents))
 
     def arguments(self, latents: Arrays) -> Arrays:
         """The simulators' arguments, `{site: (m, *groups, p)}`, at given latents `{site: (m, *shape)}`."""
@@ -169,12 +168,12 @@ class Problem(Recomputed):
 
     def log_prior(self, latents: Arrays) -> np.ndarray:
         """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
-        return programs.in_blocks(self._log_prior, self._checked(latents))
+        return self._at(self._log_prior, latents)
 
     def pointwise(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Log density of each observation of the other likelihoods, `{site: (m, *batch)}`, at given latents `{site: (m,
         *shape)}`; masked ones are 0, and scales and factors are left out."""
-        return programs.in_blocks(self._pointwise, self._checked(latents))
+        return self._at(self._pointwise, latents)
 
     def draw_likelihoods(self, rng_key: jax.Array, latents: Arrays) -> dict[str, np.ndarray]:
         """What the other likelihoods could have observed at given latents `{site: (m, *shape)}`: a draw from the
@@ -193,7 +192,7 @@ class Problem(Recomputed):
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site:
         (m,)}`."""
-        return programs.in_blocks(self._inside, self._checked(latents))
+        return self._at(self._inside, latents)
 
     def require_inside_support(self, what: str, latents: Arrays) -> None:
         """Refuse latents `{site: (m, *shape)}`, which an argument called `what` gives, where their priors are zero."""
@@ -226,9 +225,16 @@ class Problem(Recomputed):
     def _run(self, latents, *inside, keys=None):
         return tracing.run(self.model, self.args, self.kwargs, keys, latents, *inside)
 
-    def _at(self, function: Callable) -> Program:
-        """A program of many points: `function` of the trace at each, and of its simulators."""
-        return Program(jax.vmap(lambda latents: function(*self._run(latents))))
+    def _at(self, function: Callable, latents: Arrays) -> Any:
+        """`function` of the trace at each of many points and of its simulators, by one program for all calls."""
+        known, name = self._programs, function.__name__
+        if name not in known:
+            known[name] = Program(jax.vmap(lambda latents: function(*self._run(latents))))
+        return programs.in_blocks(known[name], self._checked(latents))
+
+    @cached_property
+    def _programs(self) -> dict[str, Program]:
+        return {}
 
     def _parts(self, trace, simulators):
         """What `Draws` holds, in lists: JAX sorts dictionaries by name."""
@@ -246,26 +252,17 @@ class Problem(Recomputed):
     def _draw(self) -> Callable:
         return Program(jax.vmap(lambda keys: self._parts(*self._run({}, keys=keys))))
 
-    @cached_property
-    def _evaluate(self) -> Callable:
-        return self._at(self._parts)
+    def _log_prior(self, trace, _):
+        with tracing.as_numpyro_does():
+            return sum(compat.log_prob(trace[name]) for name in self.latents)
 
-    @cached_property
-    def _log_prior(self) -> Callable:
-        def log_prior(trace, _):
-            with tracing.as_numpyro_does():
-                return sum(compat.log_prob(trace[name]) for name in self.latents)
+    def _pointwise(self, trace, _):
+        with tracing.as_numpyro_does():
+            sites = {name: trace[name] for name in self.likelihoods}
+            return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items() if not isinstance(s["fn"], Unit)}
 
-        return self._at(log_prior)
-
-    @cached_property
-    def _pointwise(self) -> Callable:
-        def pointwise(trace, _):
-            with tracing.as_numpyro_does():
-                sites = {name: trace[name] for name in self.likelihoods}
-                return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items() if not isinstance(s["fn"], Unit)}
-
-        return self._at(pointwise)
+    def _inside(self, trace, _):
+        return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}
 
     @cached_property
     def _draw_likelihoods(self) -> Callable:
@@ -276,13 +273,6 @@ class Problem(Recomputed):
             return {name: trace[name]["value"] for name in self.likelihoods}
 
         return Program(jax.vmap(draw))
-
-    @cached_property
-    def _inside(self) -> Callable:
-        def inside(trace, _):
-            return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}
-
-        return self._at(inside)
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
         names = list(self.latents)

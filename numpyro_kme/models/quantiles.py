@@ -13,9 +13,8 @@ from jax import lax
 from jax.scipy.special import betainc, ndtr, ndtri
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme.models.gamma_quantiles import gamma, log_gamma, poisson
 from numpyro_kme.models.normalise import Tails, from_normal
-from numpyro_kme.models.von_mises import von_mises
+from numpyro_kme.models.special_quantiles import gamma, log_gamma, poisson, von_mises
 
 
 def of_family(family: Callable[..., dist.Distribution]) -> Callable[..., jax.Array]:

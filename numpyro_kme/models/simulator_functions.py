@@ -16,7 +16,8 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks, compat, processes, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.contexts import setting
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
 from numpyro_kme.kernels.ragged import pad
@@ -105,11 +106,8 @@ def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, 
     canonical = jax.dtypes.canonicalize_dtype(dtype)  # float64 is float32 while x64 is off
 
     def rows(key_data, *params):
-        token = called_back.set(True)
-        try:
+        with setting(called_back, True):
             return _as(np.dtype(canonical), calls_on_host(fn, shape, dtype, key_data, params), fn)
-        finally:
-            called_back.reset(token)
 
     no_derivative = TypeError(
         f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask "
@@ -227,8 +225,7 @@ def read_text(path: Path) -> np.ndarray:
     return np.loadtxt(path, ndmin=1)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Command:
     """A black-box simulator that runs a program: `Simulator(Command((...)), theta, shape=(10,), dtype=float)`.
 

@@ -17,6 +17,7 @@ from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.contexts import setting
 from numpyro_kme._core.host import at_once, in_present_precision
 from numpyro_kme._core.keys import data_of, fold_in
 from numpyro_kme.models.simulator import Simulator
@@ -85,12 +86,10 @@ def one_model_at_a_time() -> Iterator[None]:
         "`predictive_check` does: NumPyro runs one model at a time. Run the engine before, outside of the simulator.",
         RuntimeError,
     )
-    tokens = _ours.set(True), called_back.set(False)
     try:
-        yield
+        with setting(_ours, True), setting(called_back, False):
+            yield
     finally:
-        _ours.reset(tokens[0])
-        called_back.reset(tokens[1])
         _lock.release()
 
 

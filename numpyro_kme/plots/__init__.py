@@ -7,8 +7,7 @@ draws is drawn from `to_inference_data()`.
 
 from numpyro_kme.plots.checks import coverage, predictive, ranks, witness
 from numpyro_kme.plots.learnt_statistics import informativeness, learnt, statistics
-from numpyro_kme.plots.likelihoods import rounds, surrogate
-from numpyro_kme.plots.posteriors import marginals, pair
+from numpyro_kme.plots.posteriors import marginals, pair, rounds, surrogate
 
 __all__ = ["coverage", "informativeness", "learnt", "marginals", "pair", "predictive", "ranks", "rounds", "surrogate"]
 __all__ += ["statistics", "witness"]

@@ -23,14 +23,8 @@ LETTER = 0.065
 
 def pyplot() -> Any:
     """`matplotlib.pyplot`, or an error that says how to install it."""
-    try:
+    with checks.needs("Plots need", "matplotlib", "plots"):
         import matplotlib.pyplot as plt
-    except ModuleNotFoundError as error:
-        raise checks.explained(
-            'Plots need matplotlib, which is not installed: pip install "numpyro-kme[plots]".',
-            ModuleNotFoundError,
-            name="matplotlib",
-        ) from error
     return plt
 
 

@@ -10,18 +10,7 @@ from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
 from numpyro_kme.diagnostics.predictive import PredictiveCheck
 from numpyro_kme.diagnostics.uniformity import simultaneous_band
-from numpyro_kme.plots._style import (
-    COLOURS,
-    DARK,
-    FAINT,
-    FILL,
-    HEIGHT,
-    WIDTH,
-    chosen,
-    labelled,
-    legend,
-    panels,
-)
+from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, HEIGHT, WIDTH, chosen, labelled, legend, panels
 
 GRID = 201
 """Points of a curve."""

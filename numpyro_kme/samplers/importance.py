@@ -119,16 +119,6 @@ def adaptive_importance_sampling(
     return _normalised(particles, sign, log_size + log_ratio - np.log(n))
 
 
-class Density(Protocol):
-    """What draws points and knows the density of its draws, by NumPy."""
-
-    def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
-        """`n` independent draws, `(n, D)`."""
-
-    def log_densities(self, points: np.ndarray) -> np.ndarray:
-        """`(n,)` at points `(n, D)`."""
-
-
 class NormalKernels(NamedTuple):
     """The normal kernel density estimate `mean_k N(centres_k, root root')`.
 
@@ -165,8 +155,8 @@ class Defensive(NamedTuple):
     Reference: Hesterberg (1995), Technometrics 37.
     """
 
-    measure: Density
-    proposal: Density
+    measure: Measure
+    proposal: Measure | NormalKernels
 
     def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
         """`n` draws, a tenth of them, rounded up, from the measure and before the others, `(n, D)`."""
@@ -183,10 +173,10 @@ class Defensive(NamedTuple):
 
 def adapted_proposal(
     rng_key: jax.Array, log_likelihood: Callable[[np.ndarray], np.ndarray], measure: Measure, n: int
-) -> Density:
+) -> Measure | NormalKernels:
     """A mixture of normals about as wide as the posterior `q(y | z) p(dz)`, by rounds of `n` weighted particles
     (`adaptive_importance_sampling`)."""
-    proposal: Density = measure
+    proposal: Measure | NormalKernels = measure
     particles = np.asarray(measure.sample(child(rng_key, 0), n))
     for number in range(1, 16):
         key = child(rng_key, number)

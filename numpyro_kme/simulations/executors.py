@@ -119,14 +119,8 @@ def run(
         ImportError: If cloudpickle is not installed: `pip install "numpyro-kme[executor]"`.
         SimulationError: If an executor that was given stops working.
     """
-    try:
+    with checks.needs("An executor gets the simulator by", "cloudpickle", "executor"):
         import cloudpickle
-    except ImportError as error:
-        raise checks.explained(
-            "An executor gets the simulator by cloudpickle, which is not installed: pip install "
-            '"numpyro-kme[executor]".',
-            ImportError,
-        ) from error
 
     pool = _Spawned(executor) if isinstance(executor, int) else _UsersExecutor(executor)
     try:

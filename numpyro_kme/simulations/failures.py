@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from numpyro_kme._core import checks, processes
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme.kernels.ragged import beyond_end, lengths
 
 
@@ -45,8 +44,7 @@ def raised(error: BaseException) -> Failure:
     return failure
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class SimulatedMissing:
     """NaN is what a simulator gives for what is not recorded, and no failure: reporting, detection, dropping out.
 
@@ -74,8 +72,7 @@ def _not_finite(bad: int, size: int) -> Failure | None:
     return Failure("not finite", f"{bad} of its {size} values are not finite") if bad else None
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Retry:
     """Simulate again, with a fresh key, where a simulation failed.
 
@@ -95,8 +92,7 @@ class Retry:
         checks.require(self.then in ("raise", "skip"), f"`then` must be 'raise' or 'skip'; got {self.then!r}.")
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Penalise:
     """Put a value far from any observation in place of a failed simulation's output.
 

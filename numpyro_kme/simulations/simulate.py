@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from jax import random
 
 from numpyro_kme._core import checks, programs, progress
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.keys import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
@@ -89,8 +89,7 @@ def simulate(
     return plan.simulate(rng_key, problem)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """How an engine simulates; engines take these as keywords of their own.
 

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme._core.display import Card, names_and_shapes, shown
+from numpyro_kme._core.display import Card, frozen, names_and_shapes
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.kernels.ragged import padded_together
@@ -18,9 +18,8 @@ from numpyro_kme.simulations.failures import SimulatedMissing, not_ragged
 from numpyro_kme.simulations.store import DONE, PENDING
 
 
-@shown
 @saveable
-@dataclass(frozen=True)
+@frozen
 class Simulations(Saved):
     """Simulations `{(theta_j, x_j)}`; every array has a leading axis of the `m` simulations that are kept.
 

@@ -299,12 +299,8 @@ class Store:
 
 
 def _zarr():
-    try:
+    with checks.needs("A store of simulations needs", "zarr", "store"):
         import zarr
-    except ImportError as error:
-        raise checks.explained(
-            'A store of simulations needs zarr: pip install "numpyro-kme[store]".', ImportError
-        ) from error
     checks.require(
         int(zarr.__version__.partition(".")[0]) >= 3, f"A store needs zarr 3; {zarr.__version__} is installed."
     )

@@ -35,9 +35,3 @@ def model(x=None):
     """Parameters `theta` with the normal prior, and `x`, `(10,)`."""
     theta = numpyro.sample("theta", prior())
     numpyro.sample("x", Simulator(gaussian_linear, theta), obs=x)
-
-
-def uniform_model(x=None):
-    """Parameters `theta` with the uniform prior, and `x`, `(10,)`."""
-    theta = numpyro.sample("theta", uniform_prior())
-    numpyro.sample("x", Simulator(gaussian_linear, theta), obs=x)

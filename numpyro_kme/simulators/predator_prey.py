@@ -8,6 +8,8 @@ The stochastic version, by exact simulation, is `lotka_volterra`.
 References: Lueckmann et al. (2021), AISTATS, whose settings these are; Lotka (1920); Volterra (1926).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,6 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulators._runge_kutta import rk4
 
 PARAMETERS = ("alpha", "beta", "gamma", "delta")
 TIMES = 2.1 * np.arange(10)
@@ -35,6 +36,20 @@ def populations(theta):
         return jnp.stack([prey * (theta[0] - theta[1] * hunters), hunters * (theta[3] * prey - theta[2])])
 
     return rk4(slope, jnp.array([30.0, 1.0]), 379, 0.05)[::42].T.reshape(-1)
+
+
+def rk4(slope: Callable[[jax.Array], jax.Array], start: jax.Array, steps: int, size: float) -> jax.Array:
+    """States before each of `steps` classical Runge-Kutta steps of a length of `size`, `(steps, dim)`; the first is the
+    start."""
+
+    def step(state, _):
+        a = slope(state)
+        b = slope(state + 0.5 * size * a)
+        c = slope(state + 0.5 * size * b)
+        d = slope(state + size * c)
+        return state + size / 6.0 * (a + 2.0 * b + 2.0 * c + d), state
+
+    return jax.lax.scan(step, start, None, length=steps)[1]
 
 
 def prior():

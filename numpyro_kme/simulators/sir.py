@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulators._runge_kutta import rk4
+from numpyro_kme.simulators.predator_prey import rk4
 
 PARAMETERS = ("beta", "gamma")
 POPULATION = 1e6

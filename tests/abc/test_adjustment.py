@@ -12,8 +12,8 @@ from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme.abc import RegressionAdjustment
-from numpyro_kme.abc.adjustment import REGULARISATION
-from numpyro_kme.engines import _coarse
+from numpyro_kme.abc.weighting import REGULARISATION
+from numpyro_kme.engines import _vectors
 from numpyro_kme.engines._weighers import SignedWeigher
 from numpyro_kme.models.problem import Problem
 
@@ -159,7 +159,7 @@ def test_of_normal_latents_the_same_is_found_in_both_ways(bank):
     table, weights = table.posterior.table, table.posterior.weights
     given = table.simulated_statistics, weights, table.statistics(Y.reshape(1, -1, 1))[0]
     found = RegressionAdjustment.fit(table.z, *given)
-    own, latent = _coarse._of_coordinates(table, found), _coarse._of_latents(problem, table, weights, given, found)
+    own, latent = _vectors._of_coordinates(table, found), _vectors._of_latents(problem, table, weights, given, found)
     assert own.names == latent.names == ["theta"]
     for one, other in zip(own[1:], latent[1:], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
@@ -288,7 +288,7 @@ def test_extrapolation_to_no_distance_and_its_error(rng):
     for _ in range(400):
         distances = np.sqrt(np.sort(rng.uniform(size=800)) * 4.0)
         numbers = np.sqrt(1.0 + 3.0 * distances**2)[:, None] * rng.normal(size=(800, 2))
-        left, error = _coarse.at_no_distance(numbers, distances, 200)
+        left, error = _vectors.at_no_distance(numbers, distances, 200)
         found.append(left**2)
         errors.append(error)
     assert np.mean(found) == pytest.approx(exact**2, abs=0.03)

@@ -6,7 +6,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_kme.diagnostics.weight_calibration import WeightCalibration, calibrate_weight
+from numpyro_kme.diagnostics.weight_calibration import calibrate_weight
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.losses import NegativeLogLikelihood
 
@@ -21,7 +21,9 @@ def narrow(x):
 
 
 def test_the_weight_of_a_normal_location_is_the_ratio_of_variances():
-    found = calibrate_weight(jax.random.key(0), narrow, NegativeLogLikelihood(), X, num_replicates=600, num_nodes=8)
+    bootstrap = PosteriorBootstrap(narrow, NegativeLogLikelihood(), num_samples=600, num_nodes=8, progress_bar=False)
+    bootstrap.run(jax.random.key(0), X)
+    found = calibrate_weight(bootstrap)
     # Dirichlet weights: Var(replicate) = s^2 / (n + 1); the loss has Hessian 1, so the posterior has variance 1 / (w n)
     expected = (len(X) + 1) / (len(X) * X.var())
     np.testing.assert_allclose(found.by_bootstrap, expected, rtol=5 * np.sqrt(2 / 600))
@@ -32,13 +34,8 @@ def test_the_weight_of_a_normal_location_is_the_ratio_of_variances():
 
 def test_a_bootstrap_must_have_been_run():
     with pytest.raises(RuntimeError, match="should be called first"):
-        WeightCalibration.from_bootstrap(PosteriorBootstrap(narrow, NegativeLogLikelihood()))
-    with pytest.raises(TypeError, match="`engine` must be a PosteriorBootstrap that has been run"):
-        WeightCalibration.from_bootstrap(narrow)
+        calibrate_weight(PosteriorBootstrap(narrow, NegativeLogLikelihood()))
+    with pytest.raises(TypeError, match="`bootstrap` must be a PosteriorBootstrap that has been run"):
+        calibrate_weight(narrow)
     with pytest.raises(ValueError, match=r"`level` must be between 0 and 1; got 1\.5"):
-        WeightCalibration.from_bootstrap(narrow, level=1.5)
-
-
-def test_settings_are_checked():
-    with pytest.raises(ValueError, match="`level` must be between 0 and 1; got 1"):
-        calibrate_weight(jax.random.key(0), narrow, NegativeLogLikelihood(), X, level=1.0)
+        calibrate_weight(narrow, level=1.5)

@@ -9,7 +9,6 @@ from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import (
     KernelBayesRule,
     conditional_embedding,
-    kernel_bayes_rule,
     kernel_sum_rule,
     posterior_weights,
 )
@@ -140,7 +139,8 @@ def test_rules_as_functions(joint, rng):
     mu = np.linalg.solve(gram(x, x, 0.9) + 60 * 1e-3 * np.eye(60), gram(x, u, 0.9) @ gamma)
     rho = dense_rule(mu, gram(y, y, 0.7), 4e-3) @ gram(y, seen, 0.7)[:, 0]
     prior = MeanEmbedding(Gaussian(0.9), u, gamma)
-    found = kernel_bayes_rule(prior, x, y, Gaussian(0.7), seen, 1e-3, delta=4e-3, tolerance=1e-12)
+    rule = KernelBayesRule.fit(x, y, Gaussian(0.7), prior, 1e-3, delta=4e-3, tolerance=1e-12)
+    found = rule.posterior(seen)
     np.testing.assert_allclose(found(t), gram(t, x, 0.9) @ rho, atol=1e-6)
     v = np.linalg.solve(gram(y, y, 0.7) + 60 * 1e-2 * np.eye(60), gram(y, seen, 0.7)[:, 0])
     found = conditional_embedding(x, y, Gaussian(0.9), Gaussian(0.7), seen, 1e-2, tolerance=1e-12)
@@ -154,8 +154,8 @@ def test_no_weight_is_not_a_posterior(joint):
     prior = MeanEmbedding(k, u)
     for call in (
         lambda: kernel_sum_rule(MeanEmbedding(k, u + 1e3), x, y, k, 1e-3),
-        lambda: kernel_bayes_rule(MeanEmbedding(k, u + 1e3), x, y, k, y[:1], 1e-3),
-        lambda: kernel_bayes_rule(prior, x, y, k, far, 1e-3),
+        lambda: KernelBayesRule.fit(x, y, k, MeanEmbedding(k, u + 1e3), 1e-3).posterior(y[:1]),
+        lambda: KernelBayesRule.fit(x, y, k, prior, 1e-3).posterior(far),
         lambda: conditional_embedding(x, y, k, k, far, 1e-3),
     ):
         with pytest.raises(RuntimeError, match="All 60 weights are zero: the observation or the prior lies far"):

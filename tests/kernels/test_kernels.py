@@ -694,7 +694,7 @@ def test_empirical_measures_are_checked():
         kernel.gram(np.zeros((4, 2)))
     with pytest.raises(ValueError, match=r"batch of data sets with shape \(count, size, dim\); got \(4, 0, 1\)"):
         kernel.gram(np.zeros((4, 0, 1)))
-    with pytest.raises(ValueError, match=r"Weights of `x` must have shape \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"`weights of x` must have shape \(4, 2\)"):
         kernel.gram((np.zeros((4, 2, 1)), np.ones(4)))
     with pytest.raises(ValueError, match="must sum to one; got a sum of 2"):
         kernel.gram((np.zeros((4, 2, 1)), np.ones((4, 2))))

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.integrate import trapezoid
 
 from numpyro_kme import fit_likelihood
-from numpyro_kme.likelihoods.patterns import prepare
+from numpyro_kme.likelihoods.prepared import prepare
 from numpyro_kme.likelihoods.residual import form as residual_form
 from numpyro_kme.likelihoods.residual.autoregression import Autoregression, fit_autoregression
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap

@@ -13,7 +13,7 @@ from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.likelihoods.published import learning, leave_one_out, solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, learn_normal
-from numpyro_kme.likelihoods.published.learning import Learner, learn
+from numpyro_kme.likelihoods.published.learning import COMMON_SD, SEPARATE_SD, Learner, learn
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 
 M = 30
@@ -130,7 +130,7 @@ def test_learns_and_says_what(fitted):
 
 def test_the_search_ends_at_a_maximum(simulated, fitted):
     """No small step from the end is better, priors included, nor is the start, where these are 0."""
-    data, learner = TrainingSet(simulated[0], fitted.data), Learner()
+    data = TrainingSet(simulated[0], fitted.data)
     logs = np.log(
         [
             *fitted.hyper.parameter_kernel.length_scale,
@@ -144,8 +144,8 @@ def test_the_search_ends_at_a_maximum(simulated, fitted):
     def total(logs):
         values, offset = jnp.exp(logs), logs - start
         mean = offset[1:3].mean()
-        prior = 0.5 * (offset[0] ** 2 + mean**2 + offset[3] ** 2) / learner.common_sd**2
-        prior += 0.5 * jnp.sum((offset[1:3] - mean) ** 2) / learner.separate_sd**2
+        prior = 0.5 * (offset[0] ** 2 + mean**2 + offset[3] ** 2) / COMMON_SD**2
+        prior += 0.5 * jnp.sum((offset[1:3] - mean) ** 2) / SEPARATE_SD**2
         at = Hyperparameters(Gaussian(values[:1]), Gaussian(values[1:3]), values[3])
         return LeaveOneOut().value(at, data) - prior / 120
 

@@ -9,7 +9,7 @@ from scipy.integrate import trapezoid
 
 from numpyro_kme import KernelMeans, fit_likelihood
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
-from numpyro_kme.likelihoods.patterns import prepare
+from numpyro_kme.likelihoods.prepared import prepare
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans as Form
 

@@ -13,7 +13,7 @@ from scipy.integrate import trapezoid
 
 import numpyro_kme as kme
 from numpyro_kme.likelihoods import FittedLikelihood
-from numpyro_kme.likelihoods.patterns import prepare
+from numpyro_kme.likelihoods.prepared import prepare
 
 RNG = np.random.default_rng(3)
 THETA = 3.0 * RNG.normal(size=(300, 1))

@@ -7,8 +7,8 @@ import pytest
 from numpyro_kme import ResidualKernelMeans, fit_likelihood
 from numpyro_kme.likelihoods import OfStatistics, SelectedStatistics, SemiAutomaticStatistics
 from numpyro_kme.likelihoods.summaries import Features, Images, Series, Sets, Values, feature_machine
-from numpyro_kme.likelihoods.summaries.reader import FeatureReader, by_shape
 from numpyro_kme.likelihoods.summaries.selection import cosines_of_ranks, independence_p_value, orthonormal
+from numpyro_kme.likelihoods.summaries.semi_automatic import FeatureReader, by_shape
 
 
 def rows(x):

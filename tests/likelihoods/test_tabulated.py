@@ -8,8 +8,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from numpyro_kme import fit_likelihood
-from numpyro_kme.likelihoods.patterns import prepare
-from numpyro_kme.likelihoods.prepared import PreparedLikelihood
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood, prepare
 from numpyro_kme.likelihoods.residual import tabulated
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 

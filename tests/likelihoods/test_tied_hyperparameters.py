@@ -9,7 +9,7 @@ from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.published import learning
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
-from numpyro_kme.likelihoods.published.learning import Learner, Space, Tied
+from numpyro_kme.likelihoods.published.learning import COMMON_SD, Learner, Space, Tied
 from numpyro_kme.likelihoods.published.leave_one_out import MarginalLikelihood
 
 M, DIM, STATISTICS = 80, 2, 3
@@ -62,8 +62,8 @@ def test_value_and_gradient_on_the_ties(simulated, name):
         np.testing.assert_allclose(value, expected(factors), rtol=1e-9)
         np.testing.assert_allclose(space.common.T @ slope, differences, rtol=1e-5, atol=1e-7)
         penalty, slope = search._penalty(space.start + space.common @ factors)
-        np.testing.assert_allclose(penalty, 0.5 * np.sum(factors**2) / learner.common_sd**2, rtol=1e-12)
-        np.testing.assert_allclose(space.common.T @ slope, factors / learner.common_sd**2, rtol=1e-12)
+        np.testing.assert_allclose(penalty, 0.5 * np.sum(factors**2) / COMMON_SD**2, rtol=1e-12)
+        np.testing.assert_allclose(space.common.T @ slope, factors / COMMON_SD**2, rtol=1e-12)
 
 
 def test_the_optimum_beats_a_grid(simulated):

@@ -10,7 +10,7 @@ from sampler_rows import exact
 from scipy import integrate, stats
 from scipy.special import i0e
 
-from numpyro_kme.models import gamma_quantiles, lift_noise, quantiles
+from numpyro_kme.models import lift_noise, quantiles, special_quantiles
 from numpyro_kme.models.lifting import NoiseNotLifted
 from numpyro_kme.models.playing import Player
 
@@ -44,7 +44,7 @@ def test_quantiles_of_the_gamma_distribution_and_their_derivatives(log_gamma, sh
 def test_poisson_numbers_of_many_rates_by_one_program():
     """Exact up to rates of 10,000, and one off at most above."""
     z, rates = np.linspace(-6.01, 6.02, 40), np.array([0.01, 3.0, 200.0, 4000.0, 2e4, 3e6])
-    found = jax.jit(gamma_quantiles.poisson)(np.tile(z, (len(rates), 1)), rates[:, None])
+    found = jax.jit(special_quantiles.poisson)(np.tile(z, (len(rates), 1)), rates[:, None])
     for at, rate in zip(found[:4], rates):
         np.testing.assert_array_equal(at, exact(stats.poisson(rate), z))
     for at, rate in zip(found[4:], rates[4:]):

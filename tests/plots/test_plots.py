@@ -107,8 +107,8 @@ def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
     assert bar.get_ylim() == (-8.0, 0.0)
     points = np.array([[0.5, -0.5], [0.5, 1.5], [3.0, -0.5]])
     latents = {"a": engine.get_samples()["a"], "b": engine.get_samples()["b"]}
-    tables = plots.likelihoods._slice(latents, ["b[0]", "b[1]"], points)
-    log_q = plots.likelihoods._log_likelihood(engine, tables)
+    tables = plots.posteriors._slice(latents, ["b[0]", "b[1]"], points)
+    log_q = plots.posteriors._log_likelihood(engine, tables)
     np.testing.assert_allclose(log_q[:2], [0.0, -2.0], atol=1e-5)
     assert np.isnan(log_q[2])
     labels = [line.get_label() for line in axis.lines]
@@ -306,6 +306,6 @@ def test_without_matplotlib_a_sentence_says_what_to_install(engine, monkeypatch)
 
 @pytest.mark.parametrize("low, high, ends", [(-1, 1, (-1.98, 1.98)), (1, 3, (0.5, 3.98)), (-3, -1, (-3.98, -0.5))])
 def test_a_grid_reaches_half_the_range_beyond_the_draws_and_does_not_cross_zero(low, high, ends):
-    grid = plots.likelihoods._around(np.linspace(low, high, 2001))
+    grid = plots.posteriors._around(np.linspace(low, high, 2001))
     np.testing.assert_allclose(grid[[0, -1]], ends, rtol=1e-12)
     np.testing.assert_allclose(np.diff(grid, 2), 0.0, atol=1e-12)

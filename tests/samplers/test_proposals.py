@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_kme.samplers.proposals import DEGREES, LOCAL, ProposalDistribution
+from numpyro_kme.samplers.tempering import DEGREES, LOCAL, ProposalDistribution
 
 
 def test_a_proposal_has_the_moments_and_correlations_of_the_particles(rng):

@@ -4,7 +4,7 @@ $q(y \mid z) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(z)$ with kern
 on coordinates.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
@@ -14,9 +14,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.data_sets import EmpiricalMeasure
@@ -37,9 +36,7 @@ from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class KernelMeans(Form):
     r"""The published form of the kernel means likelihood: settings, and `fit`.
 

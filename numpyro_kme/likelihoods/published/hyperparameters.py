@@ -96,10 +96,12 @@ def log_positive_part(value: Any, log_floor: Any, xp: Any = jnp) -> Any:
     return xp.where(far, xp.where(value > 0, above, below), small)
 
 
+SD_FACTORS = 0.2, 5.0
+"""Bounds of each learnt `sd`, as factors of the start's."""
+
+
 @on_host
-def learn_normal(
-    likelihood: LikelihoodAt, start: NormalMixture, *, smallest: float = 0.2, largest: float = 5.0
-) -> NormalMixture:
+def learn_normal(likelihood: LikelihoodAt, start: NormalMixture) -> NormalMixture:
     r"""Maximise the marginal likelihood `log q(y) = log int q(y | z) N(z | m, diag(sd^2)) dz` over `m` and `sd`.
 
     The surrogate stays as it is: simulations may come from any proposal, so a prior is learnt without simulating again.
@@ -109,7 +111,6 @@ def learn_normal(
     Args:
         likelihood: `surrogate.at(y)` of the published form.
         start: Where the search starts, a normal with a diagonal covariance: the prior that was simulated from.
-        smallest, largest: Bounds of `sd`, as factors of the start's.
     Returns:
         The learnt measure.
     Raises:
@@ -125,7 +126,7 @@ def learn_normal(
     diagonal = np.allclose(covariance, np.diag(variances))
     checks.require(diagonal, "`start` must have a diagonal covariance; only that is learnt.")
     sds = np.sqrt(variances)
-    bounds = [*zip(points.min(0), points.max(0), strict=True), *[(np.log(smallest), np.log(largest))] * dim]
+    bounds = [*zip(points.min(0), points.max(0), strict=True), *[tuple(np.log(SD_FACTORS))] * dim]
     begin = np.clip(np.concatenate([mean, np.zeros(dim)]), *np.array(bounds).T)
     found = scipy.optimize.minimize(lambda at: _loss(terms, sds, at), begin, jac=True, method="L-BFGS-B", bounds=bounds)
     return Normal(found.x[:dim], np.diag(np.square(sds * np.exp(found.x[dim:]))))

@@ -11,18 +11,23 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import in_present_precision, on_host, to_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import ravel, unravel
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective
 
+PARAMETER_BOUNDS = 0.05, 100.0
+"""Bounds of `beta`, in coordinates (about standard normal under the prior): away from 0, so that the maximum cannot be
+a spike."""
 
-@shown
-@saveable
-@dataclass(frozen=True)
+COMMON_SD, SEPARATE_SD = 1.5, 1.0
+"""Standard deviations of the normal priors on the mean of the log length scales of one kernel, and of each about that
+mean: how much evidence it takes to treat dimensions differently."""
+
+
+@frozen
 class Tied:
     r"""Two hyperparameters in place of all: one `eps` for every statistic and one `beta_0`, which decides `lam` too.
 
@@ -47,20 +52,13 @@ class Tied:
         checks.require(0 <= self.power < np.inf, f"`power` must be finite and not negative; got {self.power}.")
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class Learner:
     """How hyperparameters are searched; every number is in units of the template's values or of logarithms.
 
     Args:
         regularisation_bounds: Bounds of `lam`. The lower one keeps the surrogate from interpolating noise.
-        parameter_bounds: Bounds of `beta`, in coordinates (about standard normal under the prior): away from 0, so that
-            the maximum cannot be a spike.
         data_factors: Bounds of each data hyperparameter as factors of its start.
-        common_sd: Standard deviation of the normal prior on the mean of the log length scales of one kernel.
-        separate_sd: Standard deviation of the normal prior of each log length scale about that mean: how much
-            evidence it takes to treat dimensions differently.
         num_starts: Isotropic starts that are followed to their optimum, the best of a small grid.
         subset: Number of simulations for all but the last steps.
         last_steps: Evaluations of a last search with all simulations, where there are more than `subset`.
@@ -72,10 +70,7 @@ class Learner:
     """
 
     regularisation_bounds: tuple[float, float] = (1e-3, 1.0)
-    parameter_bounds: tuple[float, float] = (0.05, 100.0)
     data_factors: tuple[float, float] = (0.02, 50.0)
-    common_sd: float = 1.5
-    separate_sd: float = 1.0
     num_starts: int = 2
     subset: int = 350
     last_steps: int = 15
@@ -84,11 +79,9 @@ class Learner:
     tied: Tied | None = None
 
     def __post_init__(self):
-        for name in ("regularisation_bounds", "parameter_bounds", "data_factors"):
+        for name in ("regularisation_bounds", "data_factors"):
             low, high = getattr(self, name)
             checks.require(0 < low < high < np.inf, f"`{name}` must increase and be positive; got ({low}, {high}).")
-        for name in ("common_sd", "separate_sd"):
-            checks.positive(name, getattr(self, name))
         for name in ("num_starts", "subset", "last_steps", "most", "max_steps"):
             checks.whole(name, getattr(self, name), 1)
         checks.instance("tied", self.tied, Tied | None, "Tied() or None")
@@ -148,7 +141,7 @@ class Space(NamedTuple):
         logs = np.log(ravel(template))
         dim = np.size(template.parameter_kernel.length_scale)
         groups = np.repeat([0, 1, 2], [dim, len(logs) - dim - 1, 1])
-        bounds = np.log([learner.parameter_bounds, learner.data_factors, learner.regularisation_bounds])[groups]
+        bounds = np.log([PARAMETER_BOUNDS, learner.data_factors, learner.regularisation_bounds])[groups]
         bounds[groups == 1] += logs[groups == 1, None]
         lower, upper = bounds.T
         start = np.clip(logs, lower, upper)
@@ -164,7 +157,7 @@ class Space(NamedTuple):
 
 @on_host
 def learn(
-    objective: LearningObjective, training: TrainingSet, template: Hyperparameters, learner: Learner = Learner()
+    objective: LearningObjective, training: TrainingSet, template: Hyperparameters, learner: Learner
 ) -> LearntHyperparameters:
     """Maximise an objective over the hyperparameters.
 
@@ -234,8 +227,8 @@ class _Search:
             rows = self.space.groups == group
             mean = offset[rows].mean()
             apart = offset[rows] - mean
-            penalty += 0.5 * (mean / self.learner.common_sd) ** 2 + 0.5 * np.sum(apart**2) / self.learner.separate_sd**2
-            slope[rows] += mean / self.learner.common_sd**2 / rows.sum() + apart / self.learner.separate_sd**2
+            penalty += 0.5 * (mean / COMMON_SD) ** 2 + 0.5 * np.sum(apart**2) / SEPARATE_SD**2
+            slope[rows] += mean / COMMON_SD**2 / rows.sum() + apart / SEPARATE_SD**2
         return penalty, slope
 
     def isotropic(self, training):

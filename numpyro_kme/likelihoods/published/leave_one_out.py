@@ -17,9 +17,8 @@ import scipy
 from jax.scipy.special import logsumexp
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import positive_part, to_signed_log
@@ -216,7 +215,6 @@ class _Defensive(LearningObjective):
 
 
 @shown
-@saveable
 class LeaveOneOut(_Defensive):
     r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
 
@@ -239,7 +237,6 @@ class LeaveOneOut(_Defensive):
 
 
 @shown
-@saveable
 class LeaveOneOutPredictive(_Defensive):
     r"""Held-out log predictive density of each simulation's data, in closed form.
 
@@ -273,9 +270,7 @@ class LeaveOneOutPredictive(_Defensive):
         )
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class MarginalLikelihood(LearningObjective):
     r"""The objective of the paper: the marginal kernel means likelihood `log q(y) = log int q(y | z) p(dz)`.
 

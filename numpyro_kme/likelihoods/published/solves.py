@@ -2,7 +2,6 @@ r"""`(L + m lam I)^-1` applied to data kernels: exactly, or through pivots where
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,9 +12,8 @@ from jax.typing import ArrayLike
 from scipy import linalg
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import register
@@ -33,16 +31,9 @@ def inverse_with_adjoint(matrix: jax.Array) -> jax.Array:
     return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(matrix), dtype=matrix.dtype))
 
 
-def _inverse_forward(matrix):
-    result = inverse_with_adjoint(matrix)
-    return result, result
-
-
-def _inverse_backward(result, cotangent):
-    return (-result @ cotangent @ result,)
-
-
-inverse_with_adjoint.defvjp(_inverse_forward, _inverse_backward)
+inverse_with_adjoint.defvjp(
+    lambda matrix: (inverse_with_adjoint(matrix),) * 2, lambda inverse, change: (-inverse @ change @ inverse,)
+)
 
 
 MOST_DENSE = 10_000
@@ -106,9 +97,7 @@ def default_solve(num_simulations: int) -> Solve:
     return DenseSolve() if num_simulations <= MOST_DENSE else LowRankSolve()
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class DenseSolve(Solve):
     """Solve exactly, by one Cholesky factor of all simulations.
 
@@ -125,12 +114,8 @@ class DenseSolve(Solve):
             matrix[:, rows] = _gram(kernel, z, block)[:, : rows.stop - rows.start]
         matrix[np.diag_indices(len(z))] += len(z) * lam
         factor, failed = linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
-        if failed or not np.isfinite(factor.diagonal()).all():
-            raise checks.explained(
-                f"The Cholesky factorisation of L + m lam I with lam = {lam:.3g} failed: the matrix is not positive "
-                "definite to working precision. Increase the regularisation, or remove duplicated points.",
-                np.linalg.LinAlgError,
-            )
+        done = not failed and bool(np.isfinite(factor.diagonal()).all())
+        solves.require_factorised(done, f"L + m lam I with lam = {lam:.3g}")
         return DenseSolution(factor)
 
 
@@ -159,9 +144,7 @@ def _dense(hyper, z, kappa, weights) -> Solved:
     return Solved(z, weights, kappa - len(kappa) * hyper.regularisation * weights, weights @ kappa)
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class LowRankSolve(Solve):
     r"""Solve with $L \approx U U^\top$, a pivoted incomplete Cholesky factor of rank `r`, by Woodbury's formula.
 

@@ -2,14 +2,13 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, brief, shown
-from numpyro_kme._core.saving import saveable
+from numpyro_kme._core.display import Card, brief, frozen
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, Surrogate
@@ -96,9 +95,7 @@ class Statistics(abc.ABC):
         """
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class OfStatistics(Form):
     r"""Settings of the likelihood $q(s(y) \mid \theta)$ of statistics that are learnt from the same simulations.
 

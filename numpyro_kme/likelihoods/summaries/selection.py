@@ -5,7 +5,7 @@ $p(x_S, x_R \mid \theta) = p(x_S \mid \theta) \, p(x_R)$.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations
 from typing import Any
 
@@ -14,9 +14,8 @@ from jax.typing import ArrayLike
 from scipy.special import gammaincc
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics, check_enough
 
@@ -27,9 +26,7 @@ SHOWN = 20
 """So many statistics are listed by number."""
 
 
-@shown
-@saveable
-@dataclass(frozen=True)
+@frozen
 class SelectedStatistics(Statistics):
     r"""Those of many statistics that depend on the parameters, each as it is.
 
