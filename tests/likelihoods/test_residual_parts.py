@@ -507,7 +507,7 @@ def test_without_transformations_statistics_stay_as_they_are():
 def test_independent_residuals_are_left_as_they_are(rng):
     """Least squares would find weights of `1 / sqrt(m)`; learnt priors shrink them."""
     z, u = rng.normal(size=(50, 1)), rng.normal(size=(50, 6))
-    found, _ = fit_triangular_map(z, u, np.arange(50), 20)
+    found, _ = fit_triangular_map(z, u, np.arange(50), 20, np.arange(u.shape[1]))
     least_squares = sum(np.sum(np.square(np.linalg.lstsq(u[:, :i], u[:, i])[0])) for i in range(1, 6))
     assert np.sum(np.square(found.constant)) < 0.4 * least_squares
 
@@ -525,7 +525,7 @@ def test_decorrelation_is_triangular_with_the_stated_jacobian(rng):
 def test_decorrelation_follows_the_regression_it_was_fitted_by(rng):
     z, u = rng.normal(size=(60, 2)), rng.normal(size=(60, 2))
     u[:, 1] = (0.3 + 0.6 * z[:, 0]) * u[:, 0] + 0.3 * u[:, 1]
-    decorrelation, rest = fit_triangular_map(z, u, np.arange(60), 20)
+    decorrelation, rest = fit_triangular_map(z, u, np.arange(60), 20, np.arange(u.shape[1]))
     decorrelated, _ = jax.vmap(decorrelation)(jnp.asarray(u), jnp.asarray(z))
     np.testing.assert_allclose(decorrelated[:, 0], u[:, 0])
     assert np.corrcoef(decorrelated[:, 1], rest[:, 1])[0, 1] > 0.97

@@ -115,7 +115,7 @@ class TriangularMap:
 
 
 def fit_triangular_map(
-    z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int, decorrelate: bool = True
+    z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int, chosen: np.ndarray
 ) -> tuple[TriangularMap, np.ndarray]:
     """Fit the map, one regression after another; return it with the held-out decorrelated residuals, `(m, n)`.
 
@@ -124,16 +124,17 @@ def fit_triangular_map(
         u: Standardised residuals, `(m, n)`.
         rows: Simulations that hyperparameters are learnt from.
         steps: Iterations for each residual.
-        decorrelate: Whether to learn it; without, the map is the identity.
+        chosen: Numbers of the residuals that are decorrelated; the others stay, and no other depends on them.
     """
     n, dim = u.shape[1], z.shape[1]
     constant, change, log_scale, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
 
-    for i in range(1, n) if decorrelate else ():
-        before = soft_clip(u[:, :i])
+    for k, i in enumerate(chosen[1:], 1):
+        others = chosen[:k]
+        before = soft_clip(u[:, others])
         numbers = (np.log(0.2), np.log(0.1), 0.0), (-9.0, -9.0, -7.0), (3.0, 3.0, 1.5), (1.0, 1.0, 2.0 * len(rows))
         hyper, low, high, curvature = (
-            DecorrelationHyperparameters(np.full(i, a), np.full(dim, b), np.array(noise)) for a, b, noise in numbers
+            DecorrelationHyperparameters(np.full(k, a), np.full(dim, b), np.array(noise)) for a, b, noise in numbers
         )
         args = z[rows], before[rows], u[rows, i], n
         hyper = descend(loss, hyper, (low, high), steps, *args, curvature=curvature)
@@ -142,8 +143,8 @@ def fit_triangular_map(
         rest[:, i] = found.residual / size
         weights = np.exp(2.0 * hyper.others)
         log_scale[i] = np.log(size)
-        constant[i, :i] = weights * (found.alpha @ before)
-        change[i, :i] = weights[:, None] * np.exp(2.0 * hyper.change) * ((before * found.alpha[:, None]).T @ z)
+        constant[i, others] = weights * (found.alpha @ before)
+        change[i, others] = weights[:, None] * np.exp(2.0 * hyper.change) * ((before * found.alpha[:, None]).T @ z)
     return TriangularMap(constant, change, log_scale), rest
 
 

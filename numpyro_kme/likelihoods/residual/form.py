@@ -18,15 +18,14 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
+from numpyro_kme.likelihoods.residual import unmoved
 from numpyro_kme.likelihoods.residual.autoregression import WORTH, fit_autoregression
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities, learn_bandwidths
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density, with_fewer_kernels
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
-from numpyro_kme.likelihoods.residual.location_scale import (
-    start_locations,
-)
+from numpyro_kme.likelihoods.residual.location_scale import start_locations
 from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.product_learning import fit_product
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, line_slopes
@@ -58,8 +57,9 @@ class ResidualKernelMeans(Form):
     $$ q(y \mid z) = p(V_z(u) \mid z) \prod_i e^{-\rho_i(z, u_{<i})} \, T_i'(y_i) / \sigma_i(z),
        \qquad u_i = (T_i(y_i) - \mu_i(z)) / \sigma_i(z). $$
 
-    It is positive and integrates to 1 in `y` for every `z`. All hyperparameters follow held-out densities in closed
-    form, under priors that favour simple functions.
+    It is positive and integrates to 1 in `y` for every `z`. Statistics of which the held-out density is higher without
+    location and scale, as of a mixture whose weights follow the parameters, are embedded as they are. All
+    hyperparameters follow held-out densities in closed form, under priors that favour simple functions.
 
     Args:
         transform_marginals: Whether statistics are transformed.
@@ -142,16 +142,18 @@ class ResidualKernelMeans(Form):
         starts, _ = start_locations(at.coarse[rows], scaled[rows].T, units.zero, self.transform_marginals)
         fits = in_threads(partial(fit_statistics, self, at, rows, scaled.T, starts), at.groups(np.arange(n)))
         residuals = np.concatenate([fit.residuals for fit in fits]).T
-        learnt = self.dependence(z, residuals)
-        improvements = ScoreImprovements(
-            np.concatenate([fit.location_improvement for fit in fits]),
-            np.concatenate([fit.scale_improvement for fit in fits]),
-            learnt.decorrelation_improvement,
-            learnt.shape_improvement,
-        )
+        gained = np.concatenate([[fit.location_improvement, fit.scale_improvement] for fit in fits], axis=1)
         location, log_scale = fitted_functions(fits)
         marginals = _marginals(fits, scaled, units)
+        learnt = self.dependence(z, residuals)
+        as_they_are = self._as_they_are(z, np.asarray(marginals(bounded, np)), residuals, gained.sum(axis=0), learnt)
         information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[first[:300]])
+        errors = LocationErrors.of((fit.regression for fit in fits), at.inducing_points)
+        if as_they_are is not None:
+            still, residuals, learnt = as_they_are
+            moved, gained = np.flatnonzero(~still), np.where(still, 0.0, gained)
+            location, log_scale = (part.some(moved).among(moved, n) for part in (location, log_scale))
+            slopes, errors = slopes.without(still), errors.without(still)
         return ResidualSurrogate(
             transform,
             Region.of(z, (information + slopes.scale_information).sum(axis=0)),
@@ -161,35 +163,51 @@ class ResidualKernelMeans(Form):
             marginals,
             location,
             log_scale,
-            LocationErrors.of((fit.regression for fit in fits), at.inducing_points),
+            errors,
             learnt.decorrelation,
             learnt.density,
             np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),
-            improvements,
+            ScoreImprovements(*gained, learnt.decorrelation_improvement, learnt.shape_improvement),
             residuals,
+            learnt.unmoved,
             self,
         )
 
-    def dependence(self, z: np.ndarray, residuals: np.ndarray) -> "Dependence":
-        """Learn from held-out standardised residuals `(m, n)` how they depend on one another, and their density."""
+    def _as_they_are(self, z, statistics, residuals, gained, learnt: "Dependence"):
+        """Which statistics have no location and scale, their residuals then, and how these depend on one another; None
+        where that says no more of held-out simulations than what was `learnt` of residuals with all of them."""
+        rows = self._rows(z)
+        still = unmoved.chosen(z[rows], statistics[rows], residuals[rows], gained)
+        if not still.any():
+            return None
+        residuals = np.where(still, statistics, residuals)
+        other = self.dependence(z, residuals, still)
+        return (still, residuals, other) if other.score > learnt.score + gained[still].sum() + unmoved.WORTH else None
+
+    def dependence(self, z: np.ndarray, residuals: np.ndarray, still: np.ndarray | None = None) -> "Dependence":
+        """Learn from held-out standardised residuals `(m, n)` how they depend on one another, and their density.
+
+        Those that are `still` statistics as they are, `(n,)`, follow the coordinates, and so do their regressions on
+        one another: they are not decorrelated.
+        """
         with solves.one_blas_thread:
-            return self._dependence(z, residuals)
+            return self._dependence(z, residuals, np.zeros(residuals.shape[1], bool) if still is None else still)
 
     @on_host
-    def _dependence(self, z, residuals):
-        rows = self._rows(z)
-        straight, v = fit_triangular_map(z, residuals, rows, self.steps // 2, self.decorrelate)
-        learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale))
+    def _dependence(self, z, residuals, still):
+        rows, chosen = self._rows(z), np.flatnonzero(~still & self.decorrelate)
+        straight, v = fit_triangular_map(z, residuals, rows, self.steps // 2, chosen)
+        learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale), still)
         more = self._rows(z, MOST_PAIRS)  # of functions of many coordinates there is more to learn
-        curved = fit_autoregression(self, z, residuals, v, more) if self.decorrelate and self.curved else None
+        curved = fit_autoregression(self, z, residuals, v, more) if self.curved and len(chosen) == len(still) else None
         if curved is None:
             return learnt
         triangular = replace(straight, curved=curved.functions)
         improvement = learnt.decorrelation_improvement + curved.improvement
-        other = self._embedded(z, curved.residuals, rows, triangular, improvement)
+        other = self._embedded(z, curved.residuals, rows, triangular, improvement, still)
         return other if other.score > learnt.score + WORTH else learnt
 
-    def _embedded(self, z, v, rows, decorrelation, improvement) -> "Dependence":
+    def _embedded(self, z, v, rows, decorrelation, improvement, still) -> "Dependence":
         """With the density of held-out decorrelated residuals `v`."""
         # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
         few = z[rows[:MOST_PAIRS]].astype(np.float32), v[rows[:MOST_PAIRS]].astype(np.float32)
@@ -200,7 +218,7 @@ class ResidualKernelMeans(Form):
         product, added = fit_product(z, v, few, scores, self.steps)
         shape = np.array(scores.improvement(few[1]) + added)
         score = float(np.sum(improvement) + np.mean(scores.log_densities()) + added)
-        return Dependence(decorrelation, replace(fitted, product=product), improvement, shape, score)
+        return Dependence(decorrelation, replace(fitted, product=product), improvement, shape, score, still)
 
 
 class Dependence(NamedTuple):
@@ -211,6 +229,7 @@ class Dependence(NamedTuple):
         density: Density of decorrelated residuals.
         decorrelation_improvement, shape_improvement: What these add to the held-out log score, `(n,)` and a scalar.
         score: Mean held-out log density of the residuals.
+        unmoved: Which of them are statistics as they are, `(n,)`.
     """
 
     decorrelation: TriangularMap
@@ -218,6 +237,7 @@ class Dependence(NamedTuple):
     decorrelation_improvement: np.ndarray
     shape_improvement: np.ndarray
     score: float
+    unmoved: np.ndarray
 
 
 class _Units(NamedTuple):

@@ -7,6 +7,7 @@ is simple: a straight one is known far from the simulations too. The mean of squ
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -52,6 +53,11 @@ class LocationErrors:
         """Those of the locations with these numbers."""
         log_length, straight, rbf = (np.asarray(leaf)[chosen] for leaf in (self.log_length, self.straight, self.rbf))
         return LocationErrors(self.points, log_length, straight, rbf)
+
+    def without(self, left: np.ndarray) -> "LocationErrors":
+        """With nothing that the locations that are `left` out, `(n,)`, may be off by."""
+        straight, rbf = (np.where(left[:, None, None], 0.0, leaf) for leaf in (self.straight, self.rbf))
+        return replace(self, straight=straight, rbf=rbf)
 
     def at(self, z: np.ndarray) -> np.ndarray:
         """The draws at points `(k, D)`, `(k, s, n)`, by NumPy."""

@@ -55,6 +55,10 @@ class UsualSlopes:
         """Those of the statistics with these numbers."""
         return UsualSlopes(np.asarray(self.either)[:, chosen], np.asarray(self.onwards)[:, chosen])
 
+    def without(self, left: np.ndarray) -> "UsualSlopes":
+        """With slopes of 0 for the statistics that are `left` out, `(n,)`."""
+        return UsualSlopes(*(np.where(left[:, None], 0.0, leaf) for leaf in (self.either, self.onwards)))
+
     def residuals(self, differences: Any, moved: Any, log_scale: Any, xp: Any) -> tuple[Any, Any]:
         """`u` and `log s`, `(..., n)`.
 

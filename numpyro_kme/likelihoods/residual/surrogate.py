@@ -76,6 +76,7 @@ class ResidualSurrogate(Surrogate):
         improvements: What the parts add to the held-out log score.
         residuals: Held-out standardised residuals `u` of the simulations, `(m, n)`, from which `marginal` learns; None
             in what only evaluates.
+        unmoved: Which statistics are embedded as they are, with location 0 and scale 1, `(n,)`.
         form: The settings (static).
     """
 
@@ -93,6 +94,7 @@ class ResidualSurrogate(Surrogate):
     simulated_range: ArrayLike
     improvements: ScoreImprovements
     residuals: ArrayLike | None
+    unmoved: ArrayLike
     form: Any = field(metadata=dict(static=True))
 
     @property
@@ -192,7 +194,8 @@ class ResidualSurrogate(Surrogate):
         chosen = self.transform.numbers(seen, last)
         if np.array_equal(chosen, np.arange(len(self.transform.kept))):
             return self
-        learnt = self.form.dependence(np.asarray(self.density.weights.points), np.asarray(self.residuals)[:, chosen])
+        residuals, unmoved = np.asarray(self.residuals)[:, chosen], np.asarray(self.unmoved)[chosen]
+        learnt = self.form.dependence(np.asarray(self.density.weights.points), residuals, unmoved)
         some = partial(jax.tree.map, lambda leaf: np.asarray(leaf)[chosen])
         information, slopes = np.asarray(self.location_information)[chosen], self.slopes.some(chosen)
         weights = (information + slopes.scale_information).sum(axis=0)
@@ -214,7 +217,8 @@ class ResidualSurrogate(Surrogate):
             improvements=ScoreImprovements(
                 some(found.location), some(found.scale), learnt.decorrelation_improvement, learnt.shape_improvement
             ),
-            residuals=np.asarray(self.residuals)[:, chosen],
+            residuals=residuals,
+            unmoved=unmoved,
         )
 
     def standardised(self, standard: Any, given: Any, xp: Any) -> Standardised:
@@ -302,6 +306,7 @@ class ResidualSurrogate(Surrogate):
             "location": f"{between(f'{explained.min():.0%}', f'{explained.max():.0%}')} of the variance of statistics, "
             f"held out; curved: {self._list(curved)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
+            **({"embedded as they are": self._list(np.asarray(self.unmoved))} if np.any(self.unmoved) else {}),
             "support bounds": self._list(np.asarray(self.support.side) != 0.0),
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
             "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > 0.5)}",
