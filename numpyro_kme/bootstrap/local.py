@@ -21,7 +21,7 @@ from numpyro_kme.losses.generator import Generator, QuadratureNodes, vectors
 from numpyro_kme.losses.local_mmd import LocalMMD, pivots_of
 from numpyro_kme.losses.mmd import DirectMMD
 
-RANKS, POINTS = (128, 256, 512), 1024
+RANKS, POINTS = (64, 128, 256, 512), 1024
 """Numbers of features that are tried, and simulated points near the minimum of which pivots are chosen."""
 
 CLOSE = 0.003
