@@ -140,7 +140,7 @@ def warn(sentence: str) -> None:
     warnings.warn(f"{sentence}\n{explanation()}", UserWarning, stacklevel=outermost)
 
 
-SIGMAS = 5.0
+SIGMAS = 4.0
 """A result beyond its bound by more than so many of its standard errors is impossible, and not bad luck."""
 
 

@@ -114,7 +114,7 @@ def fit(
     best, kept = kept[0], kept[1:][found.convex[kept[1:]]]
     u, hessian = found.u[best], found.hessian[best]
     if not objective.has_cheap_hessian:
-        hessian = _sound(problem.expand(u).hessian, hessian)[0]
+        hessian = _sound(problem.hessians(u, scale), hessian)[0]
     same = np.abs((found.u - u) / scale).max(axis=1) <= SAME
     near = np.abs(newton_step(hessian, found.gradient[best]) / scale).max() < 1e-3
     return Fit(
@@ -127,7 +127,6 @@ def fit(
         int(same.sum()),
         len(starts),
         bool(near and np.linalg.eigvalsh(hessian)[0] > 0),
-        {name: value[best] for name, value in found.numbers.items()},
     )
 
 
@@ -167,7 +166,7 @@ def _follow(problem: Problems, starts: np.ndarray, scale: np.ndarray, max_steps:
     """Minimise for one reweighting from every start, by careful steps."""
     problems, hessians = problem.rows(np.zeros(len(starts), int)), np.eye(len(scale))
     if not problem.objective.has_cheap_hessian:
-        hessians = _sound(problems.expand(starts).hessian, hessians)
+        hessians = _sound(problems.hessians(starts, scale), hessians)
     control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
     return problems.solve(starts, hessians, control, updates=True)
 

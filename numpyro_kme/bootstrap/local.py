@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.preparation import Prepared, one_step, posterior_sd, times_needed
 from numpyro_kme.bootstrap.second_attempts import restart
 from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import Generator, QuadratureNodes, vectors
 from numpyro_kme.losses.local_mmd import LocalMMD, pivots_of
 from numpyro_kme.losses.mmd import DirectMMD
@@ -29,38 +31,44 @@ SETS = 8
 """Sets of nodes behind a correction: their differences show its error."""
 
 
+def localises(objective: WeightedObjective) -> bool:
+    """Whether it is a loss of the kind that `localise` takes."""
+    return isinstance(objective, DirectMMD)
+
+
 def localise(
-    ready: Prepared, pilot: Reweightings, num: int, most: int, draw: Callable[[int], QuadratureNodes]
+    ready: Prepared, pilot: Reweightings, draw: Callable[..., QuadratureNodes], num: int, most: int
 ) -> tuple[Prepared, int] | None:
     """The loss near the full data's minimum, with as many nodes behind its correction as `with_enough_nodes` asks for.
 
     Args:
-        ready: With a loss by direct sums that has derivatives.
+        ready: With a loss by direct sums that has derivatives, and few nodes.
         pilot: Reweightings that show the posterior's place.
-        num: Nodes of a set of the correction, to begin with.
-        most: At most.
-        draw: Makes sets of so many nodes.
+        draw: Makes sets of so many nodes, by default one for each block of replicates.
+        num: Nodes of a set, and of a set of the correction to begin with.
+        most: Of the correction, at most.
     Returns:
         What replicates share, and the number of nodes; None for other losses, and where a few hundred features do not
         give the same minima.
     """
-    if not isinstance(ready.objective, DirectMMD) or ready.surface is not None:
+    if not localises(ready.objective) or ready.surface is not None:
         return None
+    few, draw = draw(num), partial(draw, sets=SETS)
     u = one_step(Problems(ready.objective, ready.nodes, pilot), ready.fit)[0]
-    local = _with_features(ready, ready.objective, pilot, u)
+    local = _with_features(ready, few.weights.shape[1], pilot, u)
     if local is None:
         return None
     many = draw(num)
     while True:
         expansions = local.expansions(many)
-        single = _at_sets(local, ready.nodes, expansions)
+        single = _at_sets(local, few, expansions)
         times = times_needed(replace(ready, objective=local, nodes=single), pilot, partial(draw, num))
         if times == 1 or num >= most:
             break
         num = min(max(times // 2, 2) * num, most)
         many = draw(num)
     for _ in range(2):
-        near, nodes = local.corrected(ready.nodes, expansions, expansions.shape[0] * num / ready.nodes.weights.shape[1])
+        near, nodes = local.corrected(few, expansions, expansions.shape[0] * num / few.weights.shape[1])
         full = fit(near, nodes, ready.fit.u[None], ready.fit.scale, max_steps=20)
         scale = posterior_sd(one_step(Problems(near, nodes, pilot), full)[0])
         if np.abs((full.u - local.anchor) / scale).max() < 1.0:
@@ -77,25 +85,29 @@ def _at_sets(local: LocalMMD, few: QuadratureNodes, expansions: np.ndarray) -> Q
     return first._replace(correction=expansions - local.expansions(jax.tree.map(lambda leaf: leaf[:1], few)))
 
 
-def _with_features(ready: Prepared, direct: DirectMMD, pilot: Reweightings, u: np.ndarray) -> LocalMMD | None:
+def _with_features(ready: Prepared, size: int, pilot: Reweightings, u: np.ndarray) -> LocalMMD | None:
     """The fewest features that give minima close to those by direct sums, with the same nodes, for some of the pilot
-    reweightings, from the minima `u (R, p)` of which simulated points are taken."""
+    reweightings, from the minima `u (R, p)` of which simulated points are taken; compared with `size` nodes."""
+    direct: Any = ready.objective
     points = _simulated(direct.generator, np.concatenate([ready.fit.u[None], u]), ready.nodes)
     pivots = pivots_of(direct.kernel, points, RANKS[-1])
     some = np.arange(0, len(u), 4)
-    problems = Problems(direct, ready.nodes, pilot.rows(some))
-    gradient = problems.slopes(u[some])[1]
-    number, dim = len(ready.nodes.weights), len(ready.fit.u)
-    covariates = direct.generator.covariates
-    each = () if covariates is None else (len(jax.tree.leaves(covariates)[0]),)
-    uncorrected = ready.nodes._replace(correction=np.zeros((number, *each, RANKS[-1], 1 + dim)))
+    gradient = Problems(direct, ready.nodes, pilot.rows(some)).slopes(u[some])[1]
+    nodes = _filled_up(ready.nodes, size)
     for rank in RANKS:
-        chosen = jax.tree.map(itemgetter(slice(rank)), pivots)
-        local = LocalMMD.of(direct, chosen, ready.fit.u, RANKS[-1])
-        miss = replace(problems, objective=local, nodes=uncorrected).slopes(u[some])[1] - gradient
+        local = LocalMMD.of(direct, jax.tree.map(itemgetter(slice(rank)), pivots), ready.fit.u, rank)
+        miss = Problems(local, local.uncorrected(nodes), pilot.rows(some)).slopes(u[some])[1] - gradient
         if np.abs(newton_step(ready.fit.hessian, miss) / ready.scale).max() <= CLOSE:
-            return LocalMMD.of(direct, chosen, ready.fit.u, rank)
+            return local
     return None
+
+
+def _filled_up(nodes: QuadratureNodes, size: int) -> QuadratureNodes:
+    """The same sets with so many nodes, further ones of weight zero: they meet the programs of more nodes."""
+    num = nodes.weights.shape[1]
+    values = jax.tree.map(lambda leaf: leaf[:, np.arange(size) % num], nodes.values)
+    weights: Any = np.pad(nodes.weights, ((0, 0), (0, size - num)))
+    return QuadratureNodes(values, weights)
 
 
 @on_host

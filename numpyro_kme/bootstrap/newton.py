@@ -36,7 +36,6 @@ class Minimum(NamedTuple):
         remaining: The Newton step that is left, `(R, p)`: how far from the minimum `u` still is, to first order.
         convex: Whether the Hessian is positive definite, `(R,)`.
         steps: Evaluations used, `(R,)`.
-        numbers: Further numbers of the loss at `u`, by name.
     """
 
     u: Any
@@ -46,7 +45,6 @@ class Minimum(NamedTuple):
     remaining: Any
     convex: Any
     steps: Any
-    numbers: dict[str, Any]
 
 
 @shown
@@ -93,7 +91,7 @@ def minimise(
     trial, damping, predicted = np.array(starts), np.full(num, float(control.damping)), np.zeros(num)
     rows = np.arange(num)
     while len(rows):
-        best, at = Minimum._make([*(leaf[rows] for leaf in state), {}]), trial[rows]
+        best, at = Minimum._make(leaf[rows] for leaf in state), trial[rows]
         value, gradient, *exact = evaluate(rows, at)
         with np.errstate(all="ignore"):
             fresh, kept = (exact[0], best.hessian) if exact else (best.hessian, best.hessian)
@@ -117,7 +115,7 @@ def minimise(
             trial[rows] = kept_rows[0] + step
             near = convex & (np.abs(full / scale).max(axis=1) <= control.tolerance)
             rows = rows[(best.steps + 1 < control.max_steps) & ~near & (damping[rows] < 1e8)]
-    return Minimum._make([*state, {}])
+    return Minimum._make(state)
 
 
 def _propose(gradient, hessian, damping, control) -> tuple[np.ndarray, ...]:
@@ -198,6 +196,23 @@ class Problems:
         """Loss, gradient and Hessian for every reweighting at its point, `(R, p)` or `(p,)`."""
         return self._evaluated("expand", points)
 
+    def hessians(self, points: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Hessians for every reweighting at its point, `(R, p)` or `(p,)`; of an embedding that has no cheap ones
+        central differences of gradients over `1e-5` of the scale `(p,)`, by the program of these."""
+        if not self.objective.hessian_by_slopes:
+            return self.expand(points).hessian
+        dim, num = len(scale), len(self.reweightings)
+        away = 1e-5 * np.diag(scale)
+        around = np.broadcast_to(points, (num, dim))[:, None] + np.concatenate([away, -away])
+        _, slopes = self.rows(np.repeat(np.arange(num), 2 * dim)).slopes(around.reshape(-1, dim))
+        right, left = np.split(slopes.reshape(num, 2 * dim, dim), 2, axis=1)
+        differences = (right - left) / (2e-5 * scale[:, None])
+        return 0.5 * (differences + np.swapaxes(differences, 1, 2))
+
+    def report(self, points: np.ndarray) -> dict[str, np.ndarray]:
+        """Further numbers of the loss for every reweighting at its point, by name."""
+        return self._evaluated("report", points)
+
     def slopes(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Loss and gradient for every reweighting at its point, `(R, p)` or `(p,)`."""
         return self._evaluated("slope", points)
@@ -206,18 +221,12 @@ class Problems:
         """Loss for every reweighting at its point, `(R, p)` or `(p,)`."""
         return self._evaluated("value", points)
 
-    def slopes_together(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Loss and gradient for every reweighting at one point `u (p,)`; reweightings `16 i` to `16 i + 15` must
-        share a node set, and share its simulations."""
-        if self.objective.by_numpy:
-            return self.slopes(u)
-        return jax.tree.map(lambda leaf: leaf[:, 0], _over_blocks(partial(_together, "slope"), self, u[None, None]))
-
     def values_together(self, points: np.ndarray) -> np.ndarray:
-        """Losses `(R, J)` at the same points `(J, p)` for all; as `slopes_together`."""
+        """Losses `(R, J)` at the same points `(J, p)` for all; reweightings `16 i` to `16 i + 15` must share a node
+        set, and share its simulations."""
         if self.objective.by_numpy:
             return np.stack([self.values(point) for point in points], axis=1)
-        return _over_blocks(partial(_together, "value"), self, points[:, None])
+        return _over_blocks(_together, self, points[:, None])
 
     def _evaluated(self, method, points):
         """`objective.value`, `slope`, `expand` or `report` for every reweighting, by name."""
@@ -238,8 +247,7 @@ def _solve(problems, starts, hessians, control, updates, progress_bar):
 
         part = slice(first, first + several)
         results.append(minimise(evaluate, starts[part], hessians[part], control, updates))
-    found = jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
-    return found._replace(numbers=problems._evaluated("report", found.u))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
 
 
 @on_host
@@ -302,10 +310,10 @@ def _at_points(method, objective, count, nodes, block, points):
     return jax.lax.fori_loop(0, count, fill, empty)
 
 
-@partial(jitted, static_argnums=0)
-def _together(method, objective, count, nodes, block, points):
-    """As `_at_points`, for all reweightings of the block at each point, with the nodes of its first one."""
-    own, evaluate = jax.tree.map(lambda leaf: leaf[0], nodes), getattr(objective, method)
+@jitted
+def _together(objective, count, nodes, block, points):
+    """Losses of all reweightings of the block at each point, with the nodes of its first one."""
+    own = jax.tree.map(lambda leaf: leaf[0], nodes)
     reduced = jax.vmap(lambda row: objective.reduce(row.weights, row.extra))(block)
-    found = jax.lax.map(lambda u: jax.vmap(lambda one: evaluate(one, u, own))(reduced), points)
-    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), found)
+    found = jax.lax.map(lambda u: jax.vmap(lambda one: objective.value(one, u, own))(reduced), points)
+    return found.T

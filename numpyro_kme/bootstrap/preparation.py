@@ -37,6 +37,9 @@ FIRST_NODES, MOST, QUIET = 512, 16, 0.08
 """Nodes of the noise to begin with; how many times as many, at most, to move minima by so many posterior standard
 deviations."""
 
+FEW_NODES = 128
+"""Nodes with which starting points are ranked, and with which direct sums look for what `local.py` refines."""
+
 
 @shown
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -173,8 +176,8 @@ def prepare(
         settings: Sizes.
     """
     rough = nodes
-    if not objective.has_cheap_hessian:
-        rough = objective.generator.draw_nodes(rng_key, max((settings.num_nodes or FIRST_NODES) // 4, 8), 1)
+    if not objective.has_cheap_hessian and nodes.weights.shape[1] > FEW_NODES:
+        rough = objective.generator.draw_nodes(rng_key, FEW_NODES, 1)
     ranked, width = rank_starts(objective.smoothed(), rough, starts), starting_scale(starts)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
         ranked = ranked[:BLOCK]
@@ -223,15 +226,15 @@ def with_enough_nodes(
     most = MOST * num
     if ready.surface is not None and len(ready.nodes.weights) == 1:  # of which two may agree by chance
         num *= 4
-        ready = _with_nodes(ready, draw(num), pilot)
+        ready = with_nodes(ready, draw(num), pilot)
     while num < most and (times := times_needed(ready, pilot, partial(draw, 2 * num))) > 1:
         # the last doubling may be one too many; those of a surface cost little, and few sizes need few programs
         num = min((max(times // 2, 2) if ready.surface is None else 4) * num, most)
-        ready = _with_nodes(ready, draw(num), pilot)
+        ready = with_nodes(ready, draw(num), pilot)
     return ready, num
 
 
-def _with_nodes(ready: Prepared, nodes: QuadratureNodes, pilot: Reweightings) -> Prepared:
+def with_nodes(ready: Prepared, nodes: QuadratureNodes, pilot: Reweightings) -> Prepared:
     """The same with other nodes, adapted to the minimum where that is possible."""
     return ready.on(ready.objective.adapt_nodes(ready.fit.u, nodes.weights.shape[1]) or nodes, pilot)
 
@@ -273,7 +276,7 @@ def _root_mean_square(moves: np.ndarray) -> float:
 
 def one_step(problems: Problems, full: Fit) -> tuple[np.ndarray, np.ndarray]:
     """One Newton step for each reweighting from the full-data minimum, and its loss before the step."""
-    value, gradient = problems.slopes_together(full.u)
+    value, gradient = problems.slopes(full.u)
     return full.u + newton_step(full.hessian, gradient), value
 
 
@@ -294,8 +297,11 @@ def compare_derivatives(problems: Problems, u: np.ndarray, steps: np.ndarray) ->
     Returns:
         Infinite where a gradient is not finite.
     """
-    automatic, away = problems.slopes_together(u)[1], np.diag(steps)
-    values = problems.values_together(u + np.concatenate([away, -away, 0.5 * away, -0.5 * away]))
+    automatic, away = problems.slopes(u)[1], np.diag(steps)
+    points = u + np.concatenate([away, -away, 0.5 * away, -0.5 * away])
+    num = len(problems.reweightings)
+    every = problems.rows(np.repeat(np.arange(num), len(points)))
+    values = every.values(np.tile(points, (num, 1))).reshape(num, -1)
     right, left, near_right, near_left = np.split(values, 4, axis=1)
     differences = (8.0 * (near_right - near_left) - (right - left)) / (6.0 * steps)
     error = np.linalg.norm(automatic - differences, axis=0)

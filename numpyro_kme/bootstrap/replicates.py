@@ -1,7 +1,6 @@
 """The posterior bootstrap: one minimisation for each reweighting of the data, each one checked."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import numpy as np
@@ -11,9 +10,10 @@ from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import to_host
 from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
-from numpyro_kme.bootstrap.local import SETS, finer, leaves_basin, localise
+from numpyro_kme.bootstrap.local import finer, leaves_basin, localise, localises
 from numpyro_kme.bootstrap.newton import Control, Problems, offsets
 from numpyro_kme.bootstrap.preparation import (
+    FEW_NODES,
     FIRST_NODES,
     MOST,
     Derivatives,
@@ -23,6 +23,7 @@ from numpyro_kme.bootstrap.preparation import (
     posterior_sd,
     prepare,
     with_enough_nodes,
+    with_nodes,
 )
 from numpyro_kme.bootstrap.second_attempts import rescue, restart
 from numpyro_kme.bootstrap.surface import measured
@@ -185,7 +186,8 @@ def posterior_bootstrap(
     draw = lambda num, sets=blocks: objective.generator.draw_nodes(keys[0], num, sets)  # noqa: E731
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     with progress.phase("minimising the loss of the data", settings.progress_bar):
-        ready = prepare(keys[2], objective, draw(num_nodes), pilot, starts, settings)
+        first = min(num_nodes, FEW_NODES) if settings.method == "newton" and localises(objective) else num_nodes
+        ready = prepare(keys[2], objective, draw(first), pilot, starts, settings)
     ids = np.arange(settings.num_samples)
 
     def minimised(ready, num, direct=None):
@@ -194,9 +196,11 @@ def posterior_bootstrap(
 
     if settings.method == "newton":
         most = num_nodes * (1 if settings.num_nodes else MOST)
-        near = localise(ready, pilot, num_nodes, most, partial(draw, sets=SETS))
+        near = localise(ready, pilot, draw, num_nodes, most)
         if near is not None and not (found := minimised(*near, ready)).moved.any():
             return replace(found, nodes=to_host(draw(near[1], 1)))
+    if first < num_nodes:
+        ready = with_nodes(ready, draw(num_nodes), pilot)
     if settings.num_nodes is None:
         ready, num_nodes = with_enough_nodes(ready, pilot, num_nodes, draw)
     return minimised(ready, num_nodes)
@@ -213,7 +217,9 @@ def _replicates(
     """Minimise for each reweighting and check it; of a local loss, `direct` is what it stands for."""
     objective, nodes, full = ready.objective, ready.nodes, ready.fit
     noise = objective.generator.noise
-    whole = full.raised(float(offsets(objective, full_data(objective))[0]))
+    of_full = Problems(objective, nodes, full_data(objective))
+    whole = full.raised(float(offsets(objective, of_full.reweightings)[0]))
+    whole = replace(whole, numbers={name: value[0] for name, value in of_full.report(full.u).items()})
     require_possible(whole.value, whole.numbers, noise)
     problems = Problems(objective, nodes, reweightings)
     linear, before = one_step(problems, full)
@@ -232,8 +238,8 @@ def _replicates(
         else:
             exact = Problems(direct.objective, direct.nodes, reweightings)
             moved, compared = leaves_basin(exact, full, pool, found, control, every)
-    value = found.value + offsets(objective, reweightings)
-    require_possible(value, found.numbers, noise)
+    value, numbers = found.value + offsets(objective, reweightings), problems.report(found.u)
+    require_possible(value, numbers, noise)
     sd = posterior_sd(found.u)
     with np.errstate(over="ignore"):  # the steps that a flat loss leaves
         remaining = np.abs(found.remaining / sd).max(axis=1)
@@ -248,7 +254,7 @@ def _replicates(
         steps=found.steps,
         moved=moved,
         linear=linear,
-        numbers=found.numbers,
+        numbers=numbers,
         compared=compared,
         quadrature=_quadrature(rng_key, objective, reweightings.rows(check), found, check, ready, sd, 2 * num_nodes),
         derivatives=ready.derivatives,

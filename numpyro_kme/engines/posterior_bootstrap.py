@@ -114,7 +114,7 @@ class PosteriorBootstrap(Engine, Settings):
             is computed, as in `numpyro_kme.bootstrap.Settings`.
 
     Raises:
-        RuntimeError: By `run`, if a squared distance comes out negative by more than five of its standard errors: there
+        RuntimeError: By `run`, if a squared distance comes out negative by more than four of its standard errors: there
             are too few nodes for the minimum found.
 
     References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and

@@ -35,6 +35,9 @@ class WeightedObjective(abc.ABC):
     data: Any
     has_cheap_hessian: ClassVar[bool] = False
     """Whether `expand` costs little more than `slope`; if not, solvers update an approximate Hessian."""
+    hessian_by_slopes: ClassVar[bool] = False
+    """Whether Hessians are differences of slopes: sooner compiled than their derivatives, but wrong where a loss has
+    kinks."""
     by_numpy: ClassVar[bool] = False
     """Whether `grid_rows` evaluates many reweightings at once on the host."""
     is_smooth: ClassVar[bool] = True
@@ -98,6 +101,7 @@ def widened(kernel: Any, times: float = WIDER) -> Any:
 class EmbeddingObjective(WeightedObjective):
     """A squared distance between embeddings, which knows the inner products of embeddings of any simulated points."""
 
+    hessian_by_slopes: ClassVar[bool] = True
     fit_proportion: bool
 
     def energy(self, q: jax.Array, coincident: jax.Array, weights: jax.Array) -> jax.Array:

@@ -45,6 +45,7 @@ class GridMMD(EmbeddingObjective):
     max_cells: int = field(metadata=dict(static=True))
 
     has_cheap_hessian: ClassVar[bool] = True
+    hessian_by_slopes: ClassVar[bool] = False
     by_numpy: ClassVar[bool] = True
 
     @classmethod

@@ -1,9 +1,8 @@
 """The squared MMD near one parameter: in a few features, with errors of the nodes taken out by control variates."""
 
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import numpy as np
 
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme._core.programs import jitted
+from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel, num_points, register
 from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.losses import mixing
@@ -48,6 +48,7 @@ class LocalMMD(WeightedObjective):
         (control variates).
     """
 
+    hessian_by_slopes: ClassVar[bool] = True
     inner: DirectMMD
     pivots: Any
     inverse: Any
@@ -61,9 +62,9 @@ class LocalMMD(WeightedObjective):
         """The loss without a correction yet, in features of some pivots; zeros fill them up to `size`."""
         used = num_points(pivots)
         inverse = np.zeros((size, size))
-        inverse[:used, :used] = np.linalg.solve(np.linalg.cholesky(_gram(inner.kernel, pivots)), np.eye(used))
+        inverse[:used, :used] = np.linalg.solve(np.linalg.cholesky(by_numpy.gram(inner.kernel, pivots)), np.eye(used))
         pivots = jax.tree.map(lambda leaf: leaf[np.arange(size) % used], pivots)
-        of_data = np.asarray(_gram(inner.kernel, vectors(inner.data), pivots)) @ inverse.T
+        of_data = by_numpy.gram(inner.kernel, vectors(inner.data), pivots) @ inverse.T
         return cls(inner, pivots, inverse, of_data, anchor, np.ones(()))
 
     @property
@@ -88,14 +89,6 @@ class LocalMMD(WeightedObjective):
     def value(self, reduced, u, nodes):
         """Squared MMD at `u`, without its constant."""
         return self._loss(reduced, nodes, *self._measured(reduced, u, nodes))
-
-    def slope(self, reduced, u, nodes):
-        """Squared MMD and gradient, by the derivatives of the few features: what weightings of the data at one `u` have
-        in common."""
-        measured = self._measured(reduced, u, nodes)
-        moved = jax.jacfwd(lambda t: self._measured(reduced, t, nodes))(u)
-        value, by = jax.value_and_grad(partial(self._loss, reduced, nodes), argnums=(0, 1))(*measured)
-        return value, by[0] @ moved[0] + by[1] * moved[1]
 
     def report(self, reduced, u, nodes):
         """As by direct sums; the standard error is that of the many nodes."""
@@ -126,6 +119,12 @@ class LocalMMD(WeightedObjective):
         """Correct sets of few nodes by the `expansions` of sets of many, and say how many times as many these are."""
         correction = many.mean(axis=0) - self.expansions(few)
         return replace(self, times=np.asarray(float(times))), few._replace(correction=correction)
+
+    def uncorrected(self, nodes: QuadratureNodes) -> QuadratureNodes:
+        """Sets of nodes with a correction of nothing."""
+        covariates = self.generator.covariates
+        each = () if covariates is None else (num_points(covariates),)
+        return nodes._replace(correction=np.zeros((len(nodes.weights), *each, len(self.inverse), 1 + len(self.anchor))))
 
     @on_host
     def expansions(self, nodes: QuadratureNodes) -> np.ndarray:
@@ -171,15 +170,10 @@ class LocalMMD(WeightedObjective):
 _expansion = jitted(LocalMMD.expansion)
 
 
-@jitted
-def _gram(kernel, x, y=None):
-    return kernel.gram(x, y)
-
-
 @on_host
 def pivots_of(kernel: Kernel, points: Any, most: int, tolerance: float = 1e-8) -> Any:
     """At most so many of the points, in an order in which each is the one that those before it explain worst; none
     that they explain but for the tolerance, relative to `k(t, t)`."""
-    gram = np.asarray(_gram(kernel, points))
+    gram = by_numpy.gram(kernel, points)
     order = blocked(gram, tolerance * float(gram.diagonal().max()), most)[1]
     return jax.tree.map(lambda leaf: leaf[order], points)

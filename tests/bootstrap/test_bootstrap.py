@@ -203,10 +203,10 @@ def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monke
                 jax.random.key(0),
                 MMD(Gaussian(L)).objective(data, generator),
                 starts,
-                settings=Settings(num_samples=8, num_nodes=64),
+                settings=Settings(num_samples=8, num_nodes=512),
             )
         used.append(error.value.args[0])
-    assert used[0] == 2 * 64 and 8 <= used[1] < 64
+    assert used[0] == 2 * 512 and 8 <= used[1] < 512
 
 
 def test_pilots_share_the_nodes_of_the_full_data_and_are_none_of_the_replicates(monkeypatch):
@@ -407,7 +407,7 @@ class Wells:
         side = np.broadcast_to(start > 0, (n, 1))
         value = np.take_along_axis(self.reweightings, side.astype(int), axis=1)[:, 0]
         nothing, curved = np.zeros((n, 1)), np.ones((n, 1, 1))
-        return newton.Minimum(2.0 * side - 1.0, value, nothing, curved, nothing, np.ones(n, bool), np.ones(n, int), {})
+        return newton.Minimum(2.0 * side - 1.0, value, nothing, curved, nothing, np.ones(n, bool), np.ones(n, int))
 
 
 @pytest.mark.parametrize("every", [1, 7])

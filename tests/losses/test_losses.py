@@ -139,9 +139,10 @@ def test_slopes_and_hessians_are_the_derivatives_of_the_value(case, fit_proporti
 
     (value, gradient, hessian), slope, expansion = everything(u)
     found = [slope, expansion]
+    sets, row = jax.tree.map(lambda leaf: leaf[None], nodes), Reweightings(weights[None], None, np.array([0]))
+    problems = Problems(bound, sets, row)
+    np.testing.assert_allclose(problems.hessians(u, np.ones(2))[0], hessian, atol=1e-8)
     if isinstance(bound, GridMMD):  # and by NumPy, for all rows at once
-        sets, row = jax.tree.map(lambda leaf: leaf[None], nodes), Reweightings(weights[None], None, np.array([0]))
-        problems = Problems(bound, sets, row)
         found += [(problems.values(u)[0],), [part[0] for part in problems.slopes(u)]]
         found.append([part[0] for part in problems.expand(u)])
     for parts in found:
