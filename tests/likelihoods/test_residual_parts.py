@@ -512,6 +512,18 @@ def test_independent_residuals_are_left_as_they_are(rng):
     assert np.sum(np.square(found.constant)) < 0.4 * least_squares
 
 
+def test_a_regression_that_makes_a_residual_no_smaller_is_dropped(rng):
+    """The last of five follows the first; of the others some regressions help by chance and the rest are not there."""
+    z, u = rng.normal(size=(50, 1)), rng.normal(size=(50, 5))
+    u[:, 4] = 0.8 * u[:, 0] + 0.6 * u[:, 4]
+    u /= ls.winsorised_rms(u.T)
+    found, rest = fit_triangular_map(z, u, np.arange(50), 20, np.arange(5))
+    same = np.all(rest == u, axis=0)
+    assert same[0] and same[1:4].any() and not same[4]
+    assert not found.constant[same].any() and not found.change[same].any() and not found.log_scale[same].any()
+    assert np.all(found.log_scale[~same] < 0.0)
+
+
 @pytest.mark.x64
 def test_decorrelation_is_triangular_with_the_stated_jacobian(rng):
     lower = np.tril(rng.normal(size=(3, 3)), -1)

@@ -119,6 +119,8 @@ def fit_triangular_map(
 ) -> tuple[TriangularMap, np.ndarray]:
     """Fit the map, one regression after another; return it with the held-out decorrelated residuals, `(m, n)`.
 
+    A residual that the others do not make smaller, held out, stays as it is.
+
     Args:
         z: Coordinates, `(m, D)`.
         u: Standardised residuals, `(m, n)`.
@@ -140,6 +142,8 @@ def fit_triangular_map(
         hyper = descend(loss, hyper, (low, high), steps, *args, curvature=curvature)
         found = hyper.ridge(z, before).held_out(u[:, i])
         size = winsorised_rms(found.residual)
+        if size >= 1.0:
+            continue
         rest[:, i] = found.residual / size
         weights = np.exp(2.0 * hyper.others)
         log_scale[i] = np.log(size)
