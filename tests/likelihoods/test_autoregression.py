@@ -84,9 +84,9 @@ def test_curves_are_taken_where_the_joint_density_gains_by_them(gain, taken, rng
     found = SimpleNamespace(functions=Autoregression(curves, curves), residuals=u, improvement=np.array([0.0, 1.0]))
     monkeypatch.setattr(residual_form, "fit_autoregression", lambda *_: found)
 
-    def embedded(self, z, v, rows, decorrelation, improvement):
+    def embedded(self, z, v, rows, decorrelation, improvement, still):
         score = 0.0 if decorrelation.curved is None else gain * residual_form.WORTH
-        return residual_form.Dependence(decorrelation, None, improvement, None, score)
+        return residual_form.Dependence(decorrelation, None, improvement, None, score, still)
 
     monkeypatch.setattr(ResidualKernelMeans, "_embedded", embedded)
     assert (FORM.dependence(z, u).decorrelation.curved is not None) == taken

@@ -12,9 +12,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import special, stats
-from scipy.optimize import linprog
+from scipy.optimize import linprog, minimize
 
 import numpyro_kme as kme
+from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.smoothness import Inputs
@@ -24,6 +25,7 @@ from numpyro_kme.likelihoods.residual.support import (
     fit_support_bounds,
     held_out_lower_bound,
     linear_lower_bound,
+    robust_line,
 )
 from numpyro_kme.simulations.fingerprint import fingerprint
 
@@ -463,6 +465,47 @@ def test_bounds_are_not_looked_for_where_they_are_not_wanted(rng):
         inside, outside = (np.mean(surrogate.at_rows(line + d).log_densities(line)) for d in (0.1, -0.1))
         assert surrogate.support.side.tolist() == [float(bounds)]
         assert (inside - outside > np.log(20.0)) == bounds
+
+
+def test_heavy_tails_around_a_line_are_those_of_the_noise(rng):
+    """Cauchy noise of one scale, and no other: of normal, of Student's t with 5 degrees, or of a scale that changes."""
+    z, few = rng.normal(size=(1300, 2)), slice(300)
+    location = 3.0 * z[:, 0]
+    noise = rng.standard_cauchy(1300)
+    for side, x in (
+        (2.0, location + noise),
+        (0.0, location + rng.normal(size=1300)),
+        (0.0, location + rng.standard_t(5.0, size=1300)),
+        (0.0, location + np.exp(np.square(z[:, 1])) * noise),
+    ):
+        surrogate = kme.ResidualKernelMeans().fit(z[few], x[few, None])
+        assert surrogate.support.side.tolist() == [side]
+        assert ("heavy tails around a line" in surrogate.describe()) == (side == 2.0)
+        if side:
+            assert not surrogate.outside_support(np.array([1e6]), z).any()
+            found = surrogate.at_rows(x[300:, None]).log_densities(z[300:])
+            missing = stats.cauchy.logpdf(noise[300:]) - found
+            assert np.mean(missing) < 0.08
+            by_jax = [float(surrogate.at(y).log_density(p)) for y, p in zip(x[300:305, None], z[300:305])]
+            np.testing.assert_allclose(by_jax, found[:5], atol=2e-3)
+
+
+def test_the_line_in_the_middle_maximises_a_cauchy_likelihood(rng):
+    """At the scale that the gaps have; and the gaps are those of lines without each simulation."""
+    columns = np.concatenate([np.ones((40, 1)), rng.normal(size=(40, 2))], axis=1)
+    s = columns @ [1.0, 2.0, -1.0] + rng.standard_cauchy(40)
+    found, held_out = robust_line(columns, s)
+    scale = robust_standard_deviation(s - columns @ found)
+
+    def fitted(rows):
+        loss = lambda c: np.sum(np.log1p(np.square((s - columns @ c)[rows] / scale)))  # noqa: E731
+        return minimize(loss, found, method="Nelder-Mead", options=dict(xatol=1e-8, fatol=1e-10)).x
+
+    np.testing.assert_allclose(found, fitted(np.arange(40)), atol=2e-3)
+    refits = np.array([s[j] - columns[j] @ fitted(np.arange(40) != j) for j in range(40)])
+    near = np.abs(s - columns @ found) < 3.0 * scale
+    plain = np.abs(refits - s + columns @ found)[near]
+    assert np.mean(np.abs(held_out - refits)[near]) < 0.5 * np.mean(plain)
 
 
 @pytest.mark.parametrize("features", [3, 21])

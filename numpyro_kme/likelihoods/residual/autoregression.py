@@ -21,9 +21,8 @@ from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.location_scale import DEGREES, Location
-from numpyro_kme.likelihoods.residual.ridge import Ridge, inverse_root
-from numpyro_kme.likelihoods.residual.smoothness import INTERCEPT, RIDGE, Inputs, Smoothness, gaussian_gram
+from numpyro_kme.likelihoods.residual.location_scale import Location, explained
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
 CLIP = 5.0
 """Residuals beyond this many standard deviations say no more about the next ones than this one does."""
@@ -117,8 +116,8 @@ def fit_autoregression(
     centre, spread = v.mean(axis=0), v.std(axis=0)
     targets = ((v - centre) / np.where(spread > 0.0, spread, 1.0)).T
     few, points = inputs[rows], at.coarse.inducing_points
-    explained = in_threads(lambda i: _explained(few[:, known[i]], points[:, known[i]], targets[i, rows]), range(1, n))
-    tried = 1 + np.flatnonzero(np.array(explained) > TRIED)
+    share = in_threads(lambda i: explained(few[:, known[i]], points[:, known[i]], targets[i, rows]), range(1, n))
+    tried = 1 + np.flatnonzero(np.array(share) > TRIED)
     if not len(tried):
         return None
     settings = replace(form, transform_marginals=False)
@@ -142,19 +141,3 @@ def fit_autoregression(
     residuals[:, kept] = np.concatenate([fit.residuals for fit in fits])[worth].T
     improvement[kept] = added[worth]
     return FittedAutoregression(found, residuals, improvement)
-
-
-def _explained(z: np.ndarray, points: np.ndarray, v: np.ndarray) -> float:
-    """Larger proportion of the variance that is explained, held out, of a residual `(m,)` and of the score of its log
-    scale by waves of each coordinate `(m, D)` and kernels around points `(r, D)`, without anything learnt."""
-    dim = z.shape[1]
-    waves = [wave(k * z) for k in (1.0, 2.0, 3.0) for wave in (np.sin, np.cos)]
-    root = inverse_root(gaussian_gram(points, points, dim) + RIDGE * np.eye(len(points)))
-    kernels = gaussian_gram(z, points, dim) @ root.T
-    factor = np.concatenate(
-        [np.full((len(z), 1), INTERCEPT), 0.1 * z, *(0.1 * wave for wave in waves), 0.3 * kernels], 1
-    )
-    ridge = Ridge.of(factor, np.ones(len(z)))
-    score = np.square(v) / (DEGREES + np.square(v))
-    left = [np.mean(np.square(ridge.held_out(t).residual)) for t in (v, (score - score.mean()) / score.std())]
-    return 1.0 - float(min(left))

@@ -9,8 +9,16 @@ import numpy as np
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.likelihoods.descent import descend_all, ravel
-from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal
-from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
+from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal, inverse_root
+from numpyro_kme.likelihoods.residual.smoothness import (
+    INTERCEPT,
+    JITTER,
+    RIDGE,
+    Inputs,
+    Regression,
+    Smoothness,
+    gaussian_gram,
+)
 from numpyro_kme.likelihoods.statistics import log_cosh
 
 STRAIGHT = 50.0
@@ -295,3 +303,19 @@ def scale_loss(
     slope, _ = found.gradient(residual / variance, of_variance)
     penalty, of_penalty = smoothness.penalty()
     return penalty + value, jax.tree.map(np.add, slope, of_penalty)
+
+
+def explained(z: np.ndarray, points: np.ndarray, v: np.ndarray) -> float:
+    """Larger proportion of the variance that is explained, held out, of a residual `(m,)` and of the score of its log
+    scale by waves of each coordinate `(m, D)` and kernels around points `(r, D)`, without anything learnt."""
+    dim = z.shape[1]
+    waves = [wave(k * z) for k in (1.0, 2.0, 3.0) for wave in (np.sin, np.cos)]
+    root = inverse_root(gaussian_gram(points, points, dim) + RIDGE * np.eye(len(points)))
+    kernels = gaussian_gram(z, points, dim) @ root.T
+    factor = np.concatenate(
+        [np.full((len(z), 1), INTERCEPT), 0.1 * z, *(0.1 * wave for wave in waves), 0.3 * kernels], 1
+    )
+    ridge = Ridge.of(factor, np.ones(len(z)))
+    score = np.square(v) / (DEGREES + np.square(v))
+    left = [np.mean(np.square(ridge.held_out(t).residual)) for t in (v, (score - score.mean()) / score.std())]
+    return 1.0 - float(min(left))

@@ -8,6 +8,9 @@ is a linear programme, and a new simulation crosses it with probability of at mo
 An upper bound is a lower one of $-x_i$. Where it raises the held-out density,
 $\operatorname{arcsinh}((x_i - e_i(z)) / w_i)$ takes the place of $x_i$, about the logarithm of the gap: the bound is
 far out in its tail. The width $w_i$ is how far the simulations that hold the line are beyond the line without them.
+
+A line in the middle of a statistic serves where its tails are heavy, as of Cauchy noise around a location: the
+transformation is then one of the noise. Of the statistic it would move outliers as far as all other simulations.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +22,7 @@ import scipy
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
-from numpyro_kme.likelihoods.residual.location_scale import start_locations
+from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
 from numpyro_kme.likelihoods.statistics import log_cosh
 
@@ -39,6 +42,13 @@ TOUCHING = 1e-9
 AT_FIRST = 10
 """Constraints for each coefficient of a line that a linear programme begins with."""
 
+FAR, HEAVY, UNEVEN, TURNS = 4.0, 0.02, 0.02, 20
+"""Tails are heavy if a larger fraction than `HEAVY` is beyond `FAR` robust standard deviations, and not because their
+location or scale follow the coordinates, which would explain more than `UNEVEN`; turns in which the line is found."""
+
+AROUND = 2.0
+"""Side of a line in the middle."""
+
 STEEPEST, NARROWEST = 1e3, 1e-6
 """Largest coefficient of a line, and least width, in standard deviations of the statistic."""
 
@@ -51,7 +61,8 @@ class SupportBounds:
         offset: Intercepts, `(n,)`.
         linear: Weights of the features, `(n, 2 D)`.
         width: `w`, `(n,)`; 1 where there is no line.
-        side: 1 where the statistic stays above its line, -1 below, 0 where it has none, which is the line 0, `(n,)`.
+        side: 1 where the statistic stays above its line, -1 below, 2 where the line is in its middle, 0 where it has
+            none, which is the line 0, `(n,)`.
     """
 
     offset: Array
@@ -75,7 +86,7 @@ class SupportBounds:
         On the host.
         """
         gaps = (s - self.offset - features(z) @ np.asarray(self.linear).T) * self.side
-        return np.any((gaps < self.width) & (np.asarray(self.side) != 0.0), axis=-1)
+        return np.any((gaps < self.width) & (np.abs(self.side) == 1.0), axis=-1)
 
 
 class _Line(NamedTuple):
@@ -117,7 +128,7 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
         return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
     for i, column in enumerate(s.T):
-        lines = list(_lines(columns, column, rows))
+        lines = [*_lines(columns, column, rows), *_middles(at, columns, column, rows)]
         scores = [line.score(at, rows) for line in lines]
         # what a bound has to add to the held-out log density, in nats a simulation
         if lines and max(scores) > _score(at, column, rows) + 0.1:
@@ -152,6 +163,36 @@ def _lines(columns, s, rows):
             coefficients[chosen] = side * found
             coefficients[0] += side * width
             yield _Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width))
+
+
+def _middles(at, columns, s, rows):
+    """The line in the middle of a statistic with heavy tails around it, where location and scale of these tails do not
+    follow the coordinates."""
+    dim = columns.shape[1] // 2
+    some = np.arange(2 * dim + 1 if len(rows) >= FEWEST * (2 * dim + 1) else dim + 1)
+    if len(rows) < FEWEST * len(some):
+        return
+    found, gaps = robust_line(columns[:, some], s)
+    width = max(robust_standard_deviation(gaps), NARROWEST)
+    heavy = np.mean(np.abs(gaps) > FAR * width) > HEAVY
+    if heavy and explained(at.z[rows], at.coarse.inducing_points, gaps[rows] / width) < UNEVEN:
+        coefficients = np.zeros(columns.shape[1])
+        coefficients[some] = found
+        yield _Line(coefficients, width, AROUND, np.arcsinh(gaps / width))
+
+
+def robust_line(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients `(p,)` of the line `columns @ c` that maximises a Cauchy likelihood of `s`, and the gaps of all
+    simulations `(m,)` from lines without them."""
+    gaps = s - np.median(s)
+    for _ in range(TURNS):
+        weights = 1.0 / (1.0 + np.square(gaps / max(robust_standard_deviation(gaps), NARROWEST)))
+        weighted = columns * weights[:, None]
+        found, influence = np.split(
+            np.linalg.solve(weighted.T @ columns, np.c_[weighted.T @ s, weighted.T]), [1], axis=1
+        )
+        gaps = s - columns @ found[:, 0]
+    return found[:, 0], gaps / (1.0 - np.sum(columns * influence.T, axis=1))
 
 
 def _crowded(gaps, least=CROWDED):

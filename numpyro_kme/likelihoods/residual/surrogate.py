@@ -24,7 +24,7 @@ from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.intervals import ResidualWithinAt
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.outside import UsualSlopes
-from numpyro_kme.likelihoods.residual.support import SupportBounds
+from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
 ROUNDING = 0.01
@@ -297,6 +297,7 @@ class ResidualSurrogate(Surrogate):
     def describe(self) -> Mapping[str, Any]:
         """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
         density, curved_map = self.density, self.decorrelation.curved
+        around = np.asarray(self.support.side) == AROUND
         # A log scale that varies by more than this over the simulations changes
         changes = np.std(self.log_scale.on_host(np.asarray(density.weights.points)[:300]), axis=0) > 0.1
         curved = np.count_nonzero(self.location.rbf, axis=1) > 0
@@ -307,7 +308,8 @@ class ResidualSurrogate(Surrogate):
             f"held out; curved: {self._list(curved)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
             **({"embedded as they are": self._list(np.asarray(self.unmoved))} if np.any(self.unmoved) else {}),
-            "support bounds": self._list(np.asarray(self.support.side) != 0.0),
+            "support bounds": self._list(np.abs(self.support.side) == 1.0),
+            **({"heavy tails around a line": self._list(around)} if around.any() else {}),
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
             "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > 0.5)}",
             "held-out improvement, nats": ", ".join(
