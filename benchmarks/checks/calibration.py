@@ -1,6 +1,6 @@
 """Calibration of KELFI and of kernel Bayes: ranks, coverage, TARP.
 
-    python -m benchmarks calibration --rows FILE               # all, half an hour
+    python -m benchmarks calibration --rows FILE               # all
     python -m benchmarks calibration --parts conjugate         # 300 simulations, two minutes
     python -m benchmarks calibration --parts rounds --rows FILE
 
@@ -8,7 +8,7 @@ Conjugate models: a normal mean in two dimensions and in one, and an exponential
 learns the likelihood, and `condition` serves every data set; KELFI also on the ten problems of `helpers/problems.py`,
 in one round of 300, 1,000 and 10,000 simulations. In rounds as the engine chooses them, each data set has a run of its
 own. Intervals that cover more than their level say that posteriors are too wide, which a learnt likelihood's blur makes
-them.
+them. Takes an hour.
 """
 
 import time
