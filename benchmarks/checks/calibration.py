@@ -74,8 +74,8 @@ SIZES = (300, 1000, 10_000)
 PARTS = {
     "conjugate": [(model, engine, 300) for model, engine in CONJUGATE]
     + [(model, engine, size) for model, engine in CONJUGATE[:2] for size in SIZES[1:]],
-    "problems": [(problem, "KELFI", size) for problem in PROBLEMS for size in SIZES],
-    "rounds": [(problem, "KELFI, rounds", size) for problem in PROBLEMS for size in SIZES[:2]],
+    "problems": [(problem, "KELFI", size) for size in SIZES for problem in PROBLEMS],
+    "rounds": [(problem, "KELFI, rounds", size) for size in SIZES[:2] for problem in PROBLEMS],
 }
 REPEATS = 50
 """Data sets that have a run of their own."""

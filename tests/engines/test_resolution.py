@@ -334,3 +334,37 @@ def test_a_small_power_of_calls_with_parameters_of_their_own():
 
 def around(rng_key, theta):
     return (theta + 0.3 * jax.random.normal(rng_key))[None]
+
+
+def of_two(rng_key, log_odds):
+    """Four draws at -1.5 or 1.5, of which the parameter says how often they are at -1.5."""
+    side_key, noise_key = jax.random.split(rng_key)
+    left = jax.random.bernoulli(side_key, jax.nn.sigmoid(log_odds), (4,))
+    return jnp.where(left, -1.5, 1.5) + 0.5 * jax.random.normal(noise_key, (4,))
+
+
+def test_statistics_whose_values_become_more_or_less_probable_are_named():
+    """The number of draws on one side, in their place, has the exact posterior by Bernoulli's formula."""
+
+    def model(simulator, x):
+        log_odds = numpyro.sample("log_odds", dist.Normal(0.0, 1.5))
+        numpyro.sample("x", kme.Simulator(simulator, log_odds), obs=x)
+
+    draws = kme.KELFI(partial(model, of_two), 500, num_rounds=1, progress_bar=False)
+    with pytest.warns(UserWarning, match="The parameters change how probable values of all statistics of 'x'"):
+        draws.run(jax.random.key(0), x=np.array([-1.4, -1.7, -1.0, 1.3]))
+    counting = kme.KELFI(partial(model, how_many), 500, num_rounds=1, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        counting.run(jax.random.key(0), x=np.array([3.0]))
+    at = np.linspace(-8.0, 8.0, 2001)
+    p = stats.norm.pdf(at, 0.0, 1.5) / (1.0 + np.exp(-at)) ** 3 / (1.0 + np.exp(at))
+    mean = np.average(at, weights=p)
+    sd = np.sqrt(np.average(np.square(at - mean), weights=p))
+    found = np.asarray(counting.get_samples()["log_odds"])
+    assert abs(found.mean() - mean) < 0.35 * sd and 0.85 < found.std() / sd < 1.2
+
+
+def how_many(rng_key, log_odds):
+    """The number of draws at -1.5."""
+    return jnp.sum(of_two(rng_key, log_odds) < 0.0).astype(float)[None]

@@ -25,6 +25,7 @@ from numpyro_kme.likelihoods.residual.intervals import ResidualWithinAt
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
+from numpyro_kme.likelihoods.residual.unmoved import AS_THEY_ARE
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
 ROUNDING = 0.01
@@ -307,7 +308,7 @@ class ResidualSurrogate(Surrogate):
             "location": f"{between(f'{explained.min():.0%}', f'{explained.max():.0%}')} of the variance of statistics, "
             f"held out; curved: {self._list(curved)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
-            **({"embedded as they are": self._list(np.asarray(self.unmoved))} if np.any(self.unmoved) else {}),
+            **({AS_THEY_ARE: self._list(np.asarray(self.unmoved))} if np.any(self.unmoved) else {}),
             "support bounds": self._list(np.abs(self.support.side) == 1.0),
             **({"heavy tails around a line": self._list(around)} if around.any() else {}),
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
