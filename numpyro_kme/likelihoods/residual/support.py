@@ -188,11 +188,10 @@ def robust_line(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndar
     for _ in range(TURNS):
         weights = 1.0 / (1.0 + np.square(gaps / max(robust_standard_deviation(gaps), NARROWEST)))
         weighted = columns * weights[:, None]
-        found, influence = np.split(
-            np.linalg.solve(weighted.T @ columns, np.c_[weighted.T @ s, weighted.T]), [1], axis=1
-        )
-        gaps = s - columns @ found[:, 0]
-    return found[:, 0], gaps / (1.0 - np.sum(columns * influence.T, axis=1))
+        inverse = np.linalg.pinv(weighted.T @ columns, hermitian=True)
+        found = inverse @ (weighted.T @ s)
+        gaps = s - columns @ found
+    return found, gaps / (1.0 - np.sum((columns @ inverse) * weighted, axis=1))
 
 
 def _crowded(gaps, least=CROWDED):
