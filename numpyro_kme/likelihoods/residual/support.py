@@ -30,11 +30,10 @@ FEWEST, LOOKED_AT = 20, 500
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound. With
 200 one bound of exponential gaps in six was overlooked."""
 
-NEAR, CROWDED, LOOKS_CROWDED = 0.1, 0.03, 0.05
-"""At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median: 6.7 % of exponential gaps, of
-uniform ones `LOOKS_CROWDED`, which at first sight may be missed by 2.5 standard errors. At the end of a normal tail 1 %
-are, where scales vary up to 5 %, and as large a fraction more as the line has coefficients where it was fitted to them.
-"""
+NEAR, CROWDED, LOOKS_CROWDED = 0.1, 0.03, 0.067
+"""At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median, of exponential gaps
+`LOOKS_CROWDED`, which at first sight may be missed by 1.5 standard errors; at the end of a normal tail 1 % are, where
+scales vary up to 5 %, and as large a fraction more as the line has coefficients where it was fitted to them."""
 
 TOUCHING = 1e-9
 """A gap below this, in standard deviations of the statistic, touches the line."""
@@ -153,7 +152,7 @@ def _lines(columns, s, rows):
             gaps = side * s[some] - line
             # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a
             # marginal transformation serves
-            least = LOOKS_CROWDED - 2.5 * np.sqrt(LOOKS_CROWDED / len(some)) + len(chosen) / len(some)
+            least = LOOKS_CROWDED - 1.5 * np.sqrt(LOOKS_CROWDED / len(some)) + len(chosen) / len(some)
             if np.std(line) < 0.1 * np.median(gaps) or not _crowded(gaps, least):
                 continue
             found, gaps = held_out_lower_bound(few, side * s)
