@@ -494,7 +494,7 @@ def test_the_line_in_the_middle_maximises_a_cauchy_likelihood(rng):
     """At the scale that the gaps have; and the gaps are those of lines without each simulation."""
     columns = np.concatenate([np.ones((40, 1)), rng.normal(size=(40, 2))], axis=1)
     s = columns @ [1.0, 2.0, -1.0] + rng.standard_cauchy(40)
-    found, held_out = robust_line(columns, s)
+    found, held_out = robust_line(columns, s, 20)
     scale = robust_standard_deviation(s - columns @ found)
 
     def fitted(rows):

@@ -41,9 +41,10 @@ TOUCHING = 1e-9
 AT_FIRST = 10
 """Constraints for each coefficient of a line that a linear programme begins with."""
 
-FAR, HEAVY, UNEVEN, TURNS = 4.0, 0.02, 0.02, 20
+FAR, HEAVY, UNEVEN, FEW_TURNS, TURNS = 4.0, 0.02, 0.02, 2, 20
 """Tails are heavy if a larger fraction than `HEAVY` is beyond `FAR` robust standard deviations, and not because their
-location or scale follow the coordinates, which would explain more than `UNEVEN`; turns in which the line is found."""
+location or scale follow the coordinates, which would explain more than `UNEVEN`; turns after which most statistics are
+seen to have none, and in which the line is found."""
 
 AROUND = 2.0
 """Side of a line in the middle."""
@@ -171,20 +172,22 @@ def _middles(at, columns, s, rows):
     some = np.arange(2 * dim + 1 if len(rows) >= FEWEST * (2 * dim + 1) else dim + 1)
     if len(rows) < FEWEST * len(some):
         return
-    found, gaps = robust_line(columns[:, some], s)
-    width = max(robust_standard_deviation(gaps), NARROWEST)
-    heavy = np.mean(np.abs(gaps) > FAR * width) > HEAVY
-    if heavy and explained(at.z[rows], at.coarse.inducing_points, gaps[rows] / width) < UNEVEN:
+    for turns in (FEW_TURNS, TURNS):
+        found, gaps = robust_line(columns[:, some], s, turns)
+        width = max(robust_standard_deviation(gaps), NARROWEST)
+        if np.mean(np.abs(gaps) > FAR * width) <= HEAVY:
+            return
+    if explained(at.z[rows], at.coarse.inducing_points, gaps[rows] / width) < UNEVEN:
         coefficients = np.zeros(columns.shape[1])
         coefficients[some] = found
         yield _Line(coefficients, width, AROUND, np.arcsinh(gaps / width))
 
 
-def robust_line(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def robust_line(columns: np.ndarray, s: np.ndarray, turns: int) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients `(p,)` of the line `columns @ c` that maximises a Cauchy likelihood of `s`, and the gaps of all
     simulations `(m,)` from lines without them."""
     gaps = s - np.median(s)
-    for _ in range(TURNS):
+    for _ in range(turns):
         weights = 1.0 / (1.0 + np.square(gaps / max(robust_standard_deviation(gaps), NARROWEST)))
         weighted = columns * weights[:, None]
         inverse = np.linalg.pinv(weighted.T @ columns, hermitian=True)
