@@ -42,6 +42,7 @@ WARNINGS = {
     "held out": "Simulations that were held out",
     "tails": "than any simulation is from its own",
     "beyond": "beyond the simulated parameters",
+    "probable": "change how probable values",
 }
 
 
@@ -71,7 +72,6 @@ def one(name, size, rounds, key):
     return {
         "ratio": draws.std(axis=0) / sd,
         "error": (draws.mean(axis=0) - mean) / sd,
-        "warned": [short for short, text in WARNINGS.items() if any(text in message for message in told)],
         "told": told,
     }
 
@@ -80,8 +80,8 @@ def summary(rows, dim):
     """A row of the table: of one parameter, or of twenty together."""
     ratio, error = (np.array([row[part] for row in rows])[:, dim] for part in ("ratio", "error"))
     outside = ((ratio < LOW) | (ratio > HIGH)).reshape(len(rows), -1)
-    warned = np.array([bool(row["warned"]) for row in rows])
-    found = {short: sum(short in row["warned"] for row in rows) for short in WARNINGS}
+    told = [{short for short, text in WARNINGS.items() if any(text in one for one in row["told"])} for row in rows]
+    warned, found = np.array(list(map(bool, told))), {short: sum(short in one for one in told) for short in WARNINGS}
     return {
         "sd ratio": f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})",
         "rms error of the mean": float(np.sqrt(np.mean(np.square(error)))),
