@@ -25,7 +25,7 @@ from numpyro_kme.likelihoods.residual.intervals import ResidualWithinAt
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
-from numpyro_kme.likelihoods.residual.unmoved import AS_THEY_ARE
+from numpyro_kme.likelihoods.residual.unmoved import ALL, AS_THEY_ARE
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
 ROUNDING = 0.01
@@ -344,6 +344,6 @@ class ResidualSurrogate(Surrogate):
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
         numbers = [self.transform.label(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
         if len(numbers) in (0, len(chosen)):
-            return "all statistics" if numbers else "none"
+            return ALL if numbers else "none"
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"
