@@ -18,7 +18,6 @@ from numpyro_kme.engines.posterior import missing_entries
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
 from numpyro_kme.likelihoods.locations import UNRESOLVED, moved_means
-from numpyro_kme.likelihoods.residual.unmoved import ALL, AS_THEY_ARE
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.sites import SimulatorSite
 from numpyro_kme.simulations import Simulations
@@ -64,7 +63,7 @@ def warn_of(posterior: LearntPosterior) -> None:
     if posterior.confirmed.at_most < CONFIRMED:
         checks.warn(_overconfident_message(posterior.confirmed.proportion))
     for site, fitted in posterior.likelihoods.items():
-        if fitted.surrogate.describe().get(AS_THEY_ARE) == ALL:  # others, if there are any, may say enough
+        if not fitted.surrogate.moves:
             checks.warn(_moving_shapes_message(site))
     for site in unresolved(posterior):
         found = site, posterior.location_error[site], posterior.simulations, posterior.problem
@@ -221,9 +220,9 @@ def _overconfident_message(proportion: float) -> str:
 def _moving_shapes_message(site: str) -> str:
     """The warning of statistics whose values the parameters make more or less probable, and do not move."""
     return (
-        f"The parameters change how probable values of {ALL} of {site!r} are, as in a mixture, and do not move them: "
-        "the likelihood embeds these as they are, and the posterior may be too wide. Give statistics that count in "
-        "their place, such as the proportion of values beyond a point."
+        f"The parameters change how probable values of all statistics of {site!r} are, as in a mixture, and do not "
+        "move them: the likelihood embeds these as they are, and the posterior may be too wide. Give statistics that "
+        "count in their place, such as the proportion of values beyond a point."
     )
 
 

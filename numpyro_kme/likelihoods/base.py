@@ -257,6 +257,11 @@ class Surrogate(Recomputed, abc.ABC):
         weighted by it."""
         return np.ones(self.dim)
 
+    @property
+    def moves(self) -> bool:
+        """Whether the parameters move a statistic, and do not only make its values more or less probable."""
+        return True
+
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Whether a vector of statistics `(..., n)` cannot come from coordinates `(..., D)`, as far as is known."""
         return np.zeros(np.broadcast_shapes(y.shape[:-1], z.shape[:-1]), bool)

@@ -73,6 +73,11 @@ class TransformedSurrogate(Surrogate):
         """As `Surrogate.dependence`."""
         return self.inner.dependence()
 
+    @property
+    def moves(self) -> bool:
+        """As `Surrogate.moves`."""
+        return self.inner.moves
+
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         """As `Surrogate.outside_support`, of `s`."""
         return self.inner.outside_support(self._of(y, *y.shape[:-1]), z)

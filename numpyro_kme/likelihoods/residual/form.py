@@ -63,7 +63,8 @@ class ResidualKernelMeans(Form):
 
     Args:
         transform_marginals: Whether statistics are transformed.
-        bounds: Whether a statistic that is transformed may have a bound that follows the coordinates.
+        bounds: Whether a statistic that is transformed may have a line that follows the coordinates: a bound, or the
+            middle of heavy tails.
         scale: Whether the scale of residuals may change with the coordinates.
         decorrelate: Whether residuals are decorrelated.
         curved: Whether location and scale given the residuals before may be curved functions, where they are

@@ -119,7 +119,7 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
         at: Coordinates.
         s: Statistics in robust standard deviations.
         rows: Simulations that are scored.
-        bounds: Whether they are looked for.
+        bounds: Whether these, and lines in the middle, are looked for.
     Cost: four linear programmes for each statistic, and one for each coefficient of a line that is used.
     """
     n, found = s.shape[1], np.array(s)

@@ -25,7 +25,6 @@ from numpyro_kme.likelihoods.residual.intervals import ResidualWithinAt
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
-from numpyro_kme.likelihoods.residual.unmoved import ALL, AS_THEY_ARE
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
 ROUNDING = 0.01
@@ -100,10 +99,14 @@ class ResidualSurrogate(Surrogate):
 
     @property
     def form_of_part(self) -> Any:
-        """The settings that learn from a part of the simulations: with a third of the steps, and without bounds or
-        curved dependence where all simulations show none."""
+        """The settings for a part of the simulations: a third of the steps, no bounds or curves where all show none."""
         bounds, curved = bool(np.any(self.support.side)), self.decorrelation.curved is not None
         return replace(self.form, bounds=bounds, curved=curved, steps=max(self.form.steps // 3, 1))
+
+    @property
+    def moves(self) -> bool:
+        """As `Surrogate.moves`."""
+        return not np.all(self.unmoved)
 
     @property
     def dim(self):
@@ -298,19 +301,17 @@ class ResidualSurrogate(Surrogate):
     def describe(self) -> Mapping[str, Any]:
         """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
         density, curved_map = self.density, self.decorrelation.curved
-        around = np.asarray(self.support.side) == AROUND
+        unusual = {"embedded as they are": self.unmoved, "heavy tails around a line": self.support.side == AROUND}
         # A log scale that varies by more than this over the simulations changes
         changes = np.std(self.log_scale.on_host(np.asarray(density.weights.points)[:300]), axis=0) > 0.1
-        curved = np.count_nonzero(self.location.rbf, axis=1) > 0
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
             "form": "location-scale kernel means likelihood",
             "location": f"{between(f'{explained.min():.0%}', f'{explained.max():.0%}')} of the variance of statistics, "
-            f"held out; curved: {self._list(curved)}",
+            f"held out; curved: {self._list(np.count_nonzero(self.location.rbf, axis=1) > 0)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
-            **({AS_THEY_ARE: self._list(np.asarray(self.unmoved))} if np.any(self.unmoved) else {}),
+            **{name: self._list(np.asarray(which)) for name, which in unusual.items() if np.any(which)},
             "support bounds": self._list(np.abs(self.support.side) == 1.0),
-            **({"heavy tails around a line": self._list(around)} if around.any() else {}),
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
             "marginal transformations": f"curved: {self._list(np.asarray(self.marginals.scale) > 0.5)}",
             "held-out improvement, nats": ", ".join(
@@ -344,6 +345,6 @@ class ResidualSurrogate(Surrogate):
         """Raw numbers of the statistics that are marked, `(n,)`, in words."""
         numbers = [self.transform.label(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
         if len(numbers) in (0, len(chosen)):
-            return ALL if numbers else "none"
+            return "all statistics" if numbers else "none"
         more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         return f"statistics {', '.join(numbers[:SHOWN])}{more}"

@@ -12,9 +12,6 @@ from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities
 from numpyro_kme.likelihoods.residual.density import Bandwidths
 from numpyro_kme.likelihoods.residual.product_learning import SIGNIFICANT, TRIED, WORTH, alone
 
-AS_THEY_ARE, ALL = "embedded as they are", "all statistics"
-"""The line of the summary that names them, and what it says where there are no others."""
-
 LENGTH, LAM = 1.5, 0.03
 """Length scale of the weights, times the root of the number of coordinates, and their regularisation, where nothing is
 learnt yet."""
