@@ -129,9 +129,9 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
     for i, column in enumerate(s.T):
         lines = [*_lines(columns, column, rows), *_middles(at, columns, column, rows)]
-        scores = [line.score(at, rows) for line in lines]
-        # what a bound has to add to the held-out log density, in nats a simulation
-        if lines and max(scores) > _score(at, column, rows) + 0.1:
+        # what a bound has to add to the held-out log density, in nats a simulation; a line in the middle little
+        scores = [line.score(at, rows) - (0.03 if line.side == AROUND else 0.1) for line in lines]
+        if lines and max(scores) > _score(at, column, rows):
             line = lines[int(np.argmax(scores))]
             support.offset[i], support.linear[i] = line.coefficients[0], line.coefficients[1:]
             support.width[i], support.side[i] = line.width, line.side
