@@ -1,6 +1,7 @@
 """Seconds that the residual form takes to learn and to draw 1,000 samples, beside neural posterior estimation.
 
     python -m benchmarks residual_time [--simulations 300 1000] [--problems linear curved ...] [--repeats 5] [--neural]
+    python -m benchmarks residual_time --rounds 5 --neural  # a table of its own
 
 Each row is a `KELFI.run` on given simulations, other ones than those before, made twice, and a `condition` on another
 observation, made twice: the second time nothing is left to compile, and that one is timed, with the reading of the
@@ -11,9 +12,10 @@ and scales change. Three are tasks of `sbi_tasks.py`. All have standard normal p
 parameters are functions. CPU seconds add up all threads.
 
 With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops
-by itself) learns from the same simulations and draws as many samples, after each row. It runs in a virtual environment
-of its own, which is made at the first call (torch, a gigabyte or more). Takes ten minutes, with it a quarter of an
-hour.
+by itself) learns from the same simulations and draws as many samples, after each row. With --rounds, both make that
+many, of the simulations in all; KELFI's seconds have the simulating, and `sbi`'s, in truncated rounds (TSNPE), not. It
+runs in a virtual environment of its own, which is made at the first call (torch, a gigabyte or more). Takes ten
+minutes, with it a quarter of an hour, in rounds an hour.
 """
 
 import json
@@ -96,6 +98,26 @@ class Timed(ResidualKernelMeans):
         return surrogate
 
 
+def in_rounds(problem, size, seed, rounds):
+    """Seconds of one run in rounds, compiled, and of the first; simulations of a first round, and the observation."""
+    rng_key, simulator = jax.random.key(seed), SIMULATORS[problem]
+    theta_key, data_key = jax.random.split(rng_key)
+    theta = jax.random.normal(theta_key, (size // rounds + 1, PARAMETERS[simulator]))
+    x = simulated(problem, data_key, theta)
+    kelfi = kme.KELFI(model_of(simulator), size, num_rounds=rounds, num_samples=1000, progress_bar=False)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        cold, _ = seconds(kelfi.run, rng_key, x=x[0])
+        run, _ = seconds(kelfi.run, rng_key, x=x[0])
+    row = {"problem": problem, "simulations": size, "rounds": rounds}
+    row |= {"first run": cold[0], "run": run[0], "run, CPU": run[1]}
+    return row, (theta[1:], x[1:], x[0])
+
+
+def simulated(problem, rng_key, theta):
+    """Outputs `(m, n)` at parameters `(m, D)`."""
+    return np.asarray(jax.vmap(SIMULATORS[problem])(jax.random.split(rng_key, len(theta)), jnp.asarray(theta)))
+
+
 def measure(problem, size, seed):
     """Seconds of one run and one `condition`, compiled, and of the first run; simulations `(theta, x)` and the
     observation."""
@@ -124,14 +146,20 @@ def measure(problem, size, seed):
     return row, (simulations.arguments["x"], simulations.x["x"], first)
 
 
-def neural(theta, x, y):
-    """Seconds of neural posterior estimation on the same simulations."""
+def neural(problem, theta, x, y, rounds=1):
+    """Seconds of neural posterior estimation on the same simulations, or from them in rounds."""
     python = report.environment("npe", "torch==2.13.0", "sbi")
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "simulations.npz", theta=theta, x=x, y=y)
-        command = [python, report.__file__.replace("report", "npe_worker"), Path(folder) / "simulations.npz"]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
-    return json.loads(done.stdout.splitlines()[-1])
+        command = [python, report.__file__.replace("report", "npe_worker"), f"{folder}/simulations.npz", str(rounds)]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with subprocess.Popen(command, **pipes, text=True, cwd=folder) as worker:
+            for number, line in enumerate(worker.stdout):
+                if line.startswith("SIMULATE"):
+                    path = line.split()[1]
+                    np.save(f"{path}.x.npy", simulated(problem, jax.random.key(number), np.load(path)))
+                    print(f"{path}.x.npy", file=worker.stdin, flush=True)
+    return json.loads(line)
 
 
 def main():
@@ -139,18 +167,21 @@ def main():
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--problems", nargs="+", default=list(SIMULATORS), choices=SIMULATORS)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--neural", action="store_true")
     options = parser.parse_args()
     rows, text = [], ""
     for problem in options.problems:
         for size in options.simulations:
             for seed in range(options.repeats + 1):
-                row, data = measure(problem, size, seed)
+                several = options.rounds > 1
+                row, data = in_rounds(problem, size, seed, options.rounds) if several else measure(problem, size, seed)
                 if options.neural:
-                    found = neural(*data)
+                    found = neural(problem, *data, rounds=options.rounds)
                     row |= {"NPE": found["wall"], "NPE, CPU": found["cpu"], "NPE / run": found["wall"] / row["run"]}
                 rows.append(row)
                 print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
                 sections = [("Seconds", report.table_of(rows))]
-                text = report.write("residual_time", "Time of the residual form", sections)
+                name = "residual_time_rounds" if several else "residual_time"
+                text = report.write(name, f"Time of the residual form{', in rounds' * several}", sections)
     print(text)
