@@ -1,8 +1,8 @@
 r"""Polynomial response surfaces of losses that jump: counts, indicators and whatever else a parameter moves by steps.
 
 With fixed noise the loss of such a simulator is a staircase, which has no minimum to converge to. Its expectation is
-smooth. Around the minimum of the full data, over a ball of three posterior standard deviations, the loss of each
-reweighting is evaluated on a design and fitted by a polynomial `sum_b c_b t^b` by least squares, `t` the parameters in
+smooth. Around the minimum of the full data, over a ball of three posterior standard deviations, and so wide that the
+stairs count for little, the loss of each reweighting is evaluated on a design and fitted by a polynomial `sum_b c_b t^b` by least squares, `t` the parameters in
 units of the posterior; this averages over the stairs, and the polynomial is minimised exactly. Replicates that share
 nodes share the simulations of the design.
 
@@ -101,9 +101,35 @@ class Surface:
         """Which parameters lie in the ball, or close to it."""
         return np.linalg.norm(self.standardise(u - self.centre), axis=1) <= 1.2 * RADIUS
 
+    @cached_property
+    def terms(self) -> np.ndarray:
+        """Those of the polynomial on the design, `(J, B)`."""
+        return np.prod(self.design[:, None] ** np.array(self.powers), axis=2)
+
     def minimise(self, problems: Problems) -> Minimum:
         """Minima of the surfaces of all reweightings; those outside of the ball are not convex."""
-        return self._fitted(problems.values_together(self.centre + self.design @ self.root.T), self.centre)
+        return self._fitted(self._values(problems), self.centre)
+
+    def _values(self, problems: Problems) -> np.ndarray:
+        """Losses on the design, `(R, J)`."""
+        return problems.values_together(self.centre + self.design @ self.root.T)
+
+    def sharpened(self, problems: Problems) -> tuple[Minimum, np.ndarray]:
+        """As `minimise` for one reweighting, and the covariance of a ball, in units of this one, in which stairs would
+        move the minimum by `SHARP`, `(p, p)`; in each direction at most four times as wide as this one.
+
+        The stairs are what the polynomial leaves of the losses. An error `e` of its slope moves the minimum by `e / c`
+        at a curvature `c`, which in a ball that is `w` times as wide is `e / (w^2 c)` of its radius.
+        """
+        values = self._values(problems)
+        found, inverse = self._fitted(values, self.centre), np.linalg.pinv(self.terms)
+        linear = np.array([sum(powers) == 1 for powers in self.powers])
+        left = np.sum(np.square(values[0] - self.terms @ (inverse @ values[0])))
+        error = np.sqrt(left / (len(self.design) - len(self.powers)) * np.square(inverse[linear]).sum(axis=1).mean())
+        curvatures, directions = np.linalg.eigh(self.root.T @ found.hessian[0] @ self.root)
+        wanted = error / SHARP
+        squares = wanted / np.maximum(curvatures, max(wanted / 16.0, 1e-300))
+        return found, (directions * squares) @ directions.T
 
     def follow(self, problems: Problems, found: Minimum) -> Minimum:
         """What has no minimum in the ball again, in balls of its own that move there, `MOVES` times at most."""
@@ -121,9 +147,8 @@ class Surface:
 
     def _fitted(self, values: np.ndarray, centres: np.ndarray) -> Minimum:
         """Minima of the polynomials through losses `(R, J)` on designs about centres `(R, p)` or `(p,)`."""
-        terms = np.prod(self.design[:, None] ** np.array(self.powers), axis=2)
         sound = np.isfinite(values).all(axis=1)
-        coefficients = np.where(sound[:, None], values, 0.0) @ np.linalg.pinv(terms).T
+        coefficients = np.where(sound[:, None], values, 0.0) @ np.linalg.pinv(self.terms).T
         size = np.maximum(np.abs(coefficients).max(axis=1, keepdims=True), 1e-300)
         one = np.zeros(len(values), int)
         nowhere = QuadratureNodes(np.zeros((1, 1)), jnp.ones((1, 1)))
@@ -144,15 +169,15 @@ class Surface:
             steps=np.full(len(values), len(self.design)),
         )
 
-    def closer(self, whole: np.ndarray, some: np.ndarray) -> "Surface":
-        """About the full data's minimum `(p,)`, in the units of minima of reweightings `(R, p)`; twice as wide, at the
-        edge, where that minimum is not in the ball."""
+    def closer(self, whole: np.ndarray, some: np.ndarray, least: np.ndarray) -> "Surface":
+        """About the full data's minimum `(p,)`, in the units of minima of reweightings `(R, p)`, and wider by a
+        covariance in those of this one, `(p, p)`; twice as wide, at the edge, where that minimum is not in the ball."""
         t = self.drawn_in(np.concatenate([whole[None], some]) - self.centre)
         if not self.holds(whole[None])[0]:
             return Surface(self.centre + self.root @ t[0], 2.0 * self.root)
         covariance = np.cov(t[1:].T).reshape(len(whole), len(whole))
         # more of the diagonal, as there may be few reweightings for so many parameters: rather too wide than too narrow
-        covariance += np.diag(0.3 * np.diag(covariance) + 0.01)
+        covariance += np.diag(0.3 * np.diag(covariance) + 0.01) + least
         return Surface(self.centre + self.root @ t[0], self.root @ np.linalg.cholesky(covariance))
 
     def agrees(self, other: "Surface") -> bool:
@@ -162,8 +187,9 @@ class Surface:
         return bool(near and ratios.min() > 0.7 and ratios.max() < 1.4)
 
 
-ROUNDS, MOVES = 10, 5
-"""Surfaces that are tried until one has the posterior's place and size; and moves of a replicate's own."""
+ROUNDS, MOVES, SHARP = 10, 5, 0.3
+"""Surfaces that are tried until one has the posterior's place and size; moves of a replicate's own; and how far, in units
+of the ball, stairs may move a minimum. In a smaller ball polynomials through stairs have minima of the ball's own size."""
 
 
 def settle(
@@ -172,9 +198,9 @@ def settle(
     """From a first surface, that about the minimum of the full data; this minimum, and those of pilot replicates
     `(R, p)`."""
     for _ in range(ROUNDS):
-        whole = surface.minimise(Problems(objective, nodes, full_data(objective)))
+        whole, least = surface.sharpened(Problems(objective, nodes, full_data(objective)))
         some = surface.minimise(Problems(objective, nodes, pilot))
-        nearer = surface.closer(whole.u[0], some.u)
+        nearer = surface.closer(whole.u[0], some.u, least)
         if whole.convex[0] and surface.agrees(nearer):
             break
         surface = nearer

@@ -97,6 +97,27 @@ def test_a_ball_finds_its_place_and_size(around):
 
 
 @register
+class Staircase(Quartic):
+    """With stairs of a thousandth, the same for all reweightings, which in a narrow ball hide the rest."""
+
+    def value(self, reduced, u, nodes):
+        return super().value(reduced, u, nodes) + 1e-3 * jnp.sin(jnp.floor(1e5 * u) @ jnp.array([7.0, 11.0]))
+
+
+@pytest.mark.parametrize("narrow", [1e-3, 0.01, 1.0])
+def test_a_ball_does_not_stay_where_it_is_narrower_than_the_stairs(around, narrow):
+    problems, _, surface = around
+    stairs = replace(problems, objective=Staircase(None, problems.objective.data))
+    start, none = replace(surface, root=narrow * surface.root), np.empty((0, 2))
+    first = Fit(start.centre, 0.0, np.eye(2), none, np.empty(0), np.ones(2), 1, 1, False)
+    ball, full, some = settle(stairs.objective, NOWHERE, stairs.reweightings, first, start)
+    widths = np.linalg.svd(np.linalg.solve(surface.root, ball.root), compute_uv=False)
+    assert full.converged and 0.7 < widths.min() and widths.max() < 1.6
+    exact = surface.minimise(problems).u
+    assert np.all(np.std(some - exact, axis=0) < 0.15 * np.std(exact, axis=0))
+
+
+@register
 class Undefined(Quartic):
     """Not a number on one side of a line."""
 
