@@ -2,9 +2,9 @@ r"""Polynomial response surfaces of losses that jump: counts, indicators and wha
 
 With fixed noise the loss of such a simulator is a staircase, which has no minimum to converge to. Its expectation is
 smooth. Around the minimum of the full data, over a ball of three posterior standard deviations, and so wide that the
-stairs count for little, the loss of each reweighting is evaluated on a design and fitted by a polynomial `sum_b c_b t^b` by least squares, `t` the parameters in
-units of the posterior; this averages over the stairs, and the polynomial is minimised exactly. Replicates that share
-nodes share the simulations of the design.
+stairs count for little, the loss of each reweighting is evaluated on a design and fitted by a polynomial
+`sum_b c_b t^b` by least squares, `t` the parameters in units of the posterior; this averages over the stairs, and the
+polynomial is minimised exactly. Replicates that share nodes share the simulations of the design.
 
 References: Box and Wilson (1951), JRSS B 13; Myers, Montgomery and Anderson-Cook (2016), Response Surface Methodology.
 """
@@ -188,8 +188,8 @@ class Surface:
 
 
 ROUNDS, MOVES, SHARP = 10, 5, 0.3
-"""Surfaces that are tried until one has the posterior's place and size; moves of a replicate's own; and how far, in units
-of the ball, stairs may move a minimum. In a smaller ball polynomials through stairs have minima of the ball's own size."""
+"""Surfaces that are tried until one has the posterior's place and size; moves of a replicate's own; and how far, in
+units of the ball, stairs may move a minimum. In a smaller one polynomials through stairs have minima of its size."""
 
 
 def settle(
