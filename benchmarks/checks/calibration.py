@@ -1,14 +1,14 @@
 """Calibration of KELFI and of kernel Bayes: ranks, coverage, TARP.
 
-    python -m benchmarks calibration --rows FILE               # all
-    python -m benchmarks calibration --parts conjugate         # 300 simulations, two minutes
+    python -m benchmarks calibration --rows FILE                    # all
+    python -m benchmarks calibration --parts conjugate --sizes 300  # two minutes
     python -m benchmarks calibration --parts rounds --rows FILE
 
 Conjugate models: a normal mean in two dimensions and in one, and an exponential rate by the mean of 15 draws. One run
 learns the likelihood, and `condition` serves every data set; KELFI also on the ten problems of `helpers/problems.py`,
 in one round of 300, 1,000 and 10,000 simulations. In rounds as the engine chooses them, each data set has a run of its
 own. Intervals that cover more than their level say that posteriors are too wide, which a learnt likelihood's blur makes
-them. Takes an hour.
+them. Takes three hours.
 """
 
 import time
@@ -136,11 +136,12 @@ def main():
     parser = report.parser(__doc__, resumes=True)
     parser.add_argument("--datasets", type=int, default=200)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, choices=SIZES, help="numbers of simulations")
     options = parser.parse_args()
     sections = []
     for part in options.parts:
         lines = []
-        for model, engine, simulations in PARTS[part]:
+        for model, engine, simulations in (row for row in PARTS[part] if row[2] in options.sizes):
             key = {"model": model, "engine": engine, "simulations": simulations}
             run = lambda key=key: measured(*key.values(), options.datasets)  # noqa: E731
             lines.append(key | options.rows.get(run, **key))
