@@ -116,13 +116,16 @@ class Surface:
 
     def sharpened(self, problems: Problems) -> tuple[Minimum, np.ndarray]:
         """As `minimise` for one reweighting, and the covariance of a ball, in units of this one, in which stairs would
-        move the minimum by `SHARP`, `(p, p)`; in each direction at most four times as wide as this one.
+        move the minimum by `SHARP`, `(p, p)`; in each direction at most four times as wide as this one, and of no width
+        where the loss is no number.
 
         The stairs are what the polynomial leaves of the losses. An error `e` of its slope moves the minimum by `e / c`
         at a curvature `c`, which in a ball that is `w` times as wide is `e / (w^2 c)` of its radius.
         """
         values = self._values(problems)
         found, inverse = self._fitted(values, self.centre), np.linalg.pinv(self.terms)
+        if not np.isfinite(values).all():
+            return found, np.zeros_like(self.root)
         linear = np.array([sum(powers) == 1 for powers in self.powers])
         left = np.sum(np.square(values[0] - self.terms @ (inverse @ values[0])))
         error = np.sqrt(left / (len(self.design) - len(self.powers)) * np.square(inverse[linear]).sum(axis=1).mean())

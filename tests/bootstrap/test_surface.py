@@ -129,6 +129,10 @@ def test_where_a_loss_is_no_number_there_is_no_minimum(around):
     problems, _, surface = around
     found = surface.minimise(replace(problems, objective=Undefined(None, problems.objective.data)))
     assert not found.convex.any() and np.isfinite(found.u).all()
+    first = Fit(surface.centre, 0.0, np.eye(2), np.empty((0, 2)), np.empty(0), np.ones(2), 1, 1, False)
+    nowhere = Undefined(None, problems.objective.data)
+    _, full, some = settle(nowhere, NOWHERE, problems.reweightings, first, surface)
+    assert not full.converged and np.isfinite(full.u).all() and np.isfinite(some).all()
 
 
 @dataclass(frozen=True)

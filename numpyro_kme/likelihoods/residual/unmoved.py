@@ -17,8 +17,8 @@ LENGTH, LAM = 1.5, 0.03
 learnt yet."""
 
 LOOKED_AT = 300, 1000
-"""Simulations that tell, half of those that are scored but between these: of 10,000 in all, 300 overlooked one statistic
-in six of a mixture whose weights follow a parameter."""
+"""Simulations that tell, half of those that are scored but between these: of 10,000 in all, 300 overlooked one
+statistic in six of a mixture whose weights follow a parameter."""
 
 
 def chosen(z: np.ndarray, statistics: np.ndarray, residuals: np.ndarray, gained: np.ndarray) -> np.ndarray:
