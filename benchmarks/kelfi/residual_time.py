@@ -161,6 +161,8 @@ def neural(problem, theta, x, y, rounds=1):
                     path = line.split()[1]
                     np.save(f"{path}.x.npy", simulated(problem, jax.random.key(number), np.load(path)))
                     print(f"{path}.x.npy", file=worker.stdin, flush=True)
+    if worker.returncode:
+        raise subprocess.CalledProcessError(worker.returncode, command)
     return json.loads(line)
 
 

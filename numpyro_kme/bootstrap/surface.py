@@ -106,6 +106,11 @@ class Surface:
         """Those of the polynomial on the design, `(J, B)`."""
         return np.prod(self.design[:, None] ** np.array(self.powers), axis=2)
 
+    @cached_property
+    def inverse(self) -> np.ndarray:
+        """From values on the design to coefficients, `(B, J)`."""
+        return np.linalg.pinv(self.terms)
+
     def minimise(self, problems: Problems) -> Minimum:
         """Minima of the surfaces of all reweightings; those outside of the ball are not convex."""
         return self._fitted(self._values(problems), self.centre)
@@ -123,12 +128,13 @@ class Surface:
         at a curvature `c`, which in a ball that is `w` times as wide is `e / (w^2 c)` of its radius.
         """
         values = self._values(problems)
-        found, inverse = self._fitted(values, self.centre), np.linalg.pinv(self.terms)
+        found = self._fitted(values, self.centre)
         if not np.isfinite(values).all():
             return found, np.zeros_like(self.root)
         linear = np.array([sum(powers) == 1 for powers in self.powers])
-        left = np.sum(np.square(values[0] - self.terms @ (inverse @ values[0])))
-        error = np.sqrt(left / (len(self.design) - len(self.powers)) * np.square(inverse[linear]).sum(axis=1).mean())
+        left = np.sum(np.square(values[0] - self.terms @ (self.inverse @ values[0])))
+        variance = left / (len(self.design) - len(self.powers))
+        error = np.sqrt(variance * np.square(self.inverse[linear]).sum(axis=1).mean())
         curvatures, directions = np.linalg.eigh(self.root.T @ found.hessian[0] @ self.root)
         wanted = error / SHARP
         squares = wanted / np.maximum(curvatures, max(wanted / 16.0, 1e-300))
@@ -151,7 +157,7 @@ class Surface:
     def _fitted(self, values: np.ndarray, centres: np.ndarray) -> Minimum:
         """Minima of the polynomials through losses `(R, J)` on designs about centres `(R, p)` or `(p,)`."""
         sound = np.isfinite(values).all(axis=1)
-        coefficients = np.where(sound[:, None], values, 0.0) @ np.linalg.pinv(self.terms).T
+        coefficients = np.where(sound[:, None], values, 0.0) @ self.inverse.T
         size = np.maximum(np.abs(coefficients).max(axis=1, keepdims=True), 1e-300)
         one = np.zeros(len(values), int)
         nowhere = QuadratureNodes(np.zeros((1, 1)), jnp.ones((1, 1)))
