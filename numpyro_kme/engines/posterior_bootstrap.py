@@ -241,7 +241,7 @@ def warn_of(replicates: Replicates, noise: str) -> None:
                 f"square; up to {WRONG} is harmless). Raise `num_simulations`.",
             )
     # simulation noise above this many posterior standard deviations is warned of
-    elif replicates.quadrature.noise > 0.2:
+    elif replicates.quadrature.noise > 0.1:
         further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
