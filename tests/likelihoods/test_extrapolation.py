@@ -24,7 +24,7 @@ from numpyro_kme.likelihoods.residual.support import (
     _lines,
     fit_support_bounds,
     held_out_lower_bound,
-    linear_lower_bound,
+    linear_lower_bounds,
     robust_line,
 )
 from numpyro_kme.simulations.fingerprint import fingerprint
@@ -417,7 +417,7 @@ def test_lines_below_are_those_of_brute_force(rng):
                     best = max(best, (np.mean(columns @ line), tuple(line)))
         return np.array(best[1])
 
-    np.testing.assert_allclose(linear_lower_bound(columns, s), brute(columns, s), atol=1e-7)
+    np.testing.assert_allclose(linear_lower_bounds(columns, s[None])[0], brute(columns, s), atol=1e-7)
     found, gaps = held_out_lower_bound(columns, s)
     np.testing.assert_allclose(found, brute(columns, s), atol=1e-7)
     refits = [s[j] - columns[j] @ brute(np.delete(columns, j, 0), np.delete(s, j)) for j in range(25)]
@@ -430,7 +430,7 @@ def test_a_bound_that_more_simulations_refute_does_not_hide_one_on_the_other_sid
     z, first = rng.normal(size=600), np.arange(600) < 200
     s = z - np.where(first, 3.0 * rng.beta(0.5, 0.5, size=600), rng.exponential(size=600))
     columns = np.stack([np.ones(600), z, z], axis=1)
-    assert -1.0 in {line.side for line in _lines(columns, s, np.arange(600))} <= {-1.0}
+    assert -1.0 in {line.side for line in _lines(columns, s[:, None], np.arange(600))[0]} <= {-1.0}
 
 
 def test_an_end_that_stays_where_it_is_is_no_bound(rng):
@@ -511,9 +511,15 @@ def test_the_line_in_the_middle_maximises_a_cauchy_likelihood(rng):
 @pytest.mark.parametrize("features", [3, 21])
 def test_the_closest_line_is_the_linear_programme_with_all_constraints(features, rng):
     columns = np.concatenate([np.ones((700, 1)), rng.normal(size=(700, features - 1))], axis=1)
-    s = columns @ rng.normal(size=features) + rng.exponential(size=700) * np.exp(0.5 * columns[:, 1])
-    expected = linprog(-columns.mean(axis=0), A_ub=columns, b_ub=s, bounds=(-1e3, 1e3)).x
-    np.testing.assert_allclose(linear_lower_bound(columns, s), expected, atol=1e-8)
+    s = rng.normal(size=(4, features)) @ columns.T + rng.exponential(size=700) * np.exp(0.5 * columns[:, 1])
+    s[2, [3, 5]] = np.inf
+    s[3] = np.where(columns[:, 1] > 0.0, 1e9, -1e9)
+    found = linear_lower_bounds(columns, s)
+    assert np.isnan(found[3]).all()
+    for line, one in zip(found[:3], s):
+        some = np.isfinite(one)
+        expected = linprog(-columns[some].mean(axis=0), A_ub=columns[some], b_ub=one[some], bounds=(-1e3, 1e3)).x
+        np.testing.assert_allclose(line, expected, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["exponential", pytest.param("uniform", marks=pytest.mark.slow)])

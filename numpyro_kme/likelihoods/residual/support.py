@@ -127,8 +127,8 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     if not bounds:
         return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
-    for i, column in enumerate(s.T):
-        lines = [*_lines(columns, column, rows), *_middles(at, columns, column, rows)]
+    for i, (column, lines) in enumerate(zip(s.T, _lines(columns, s, rows), strict=True)):
+        lines += _middles(at, columns, column, rows)
         # what a bound has to add to the held-out log density, in nats a simulation; a line in the middle little
         scores = [line.score(at, rows) - (0.03 if line.side == AROUND else 0.1) for line in lines]
         if lines and max(scores) > _score(at, column, rows):
@@ -140,29 +140,29 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
 
 
 def _lines(columns, s, rows):
-    """Lower and upper lines by normal and by uniform features that look like bounds on `rows`."""
-    dim = columns.shape[1] // 2
+    """For each statistic, lower and upper lines by normal and by uniform features that look like bounds on `rows`."""
+    dim, n = columns.shape[1] // 2, s.shape[1]
+    lines, both = [[] for _ in range(n)], np.concatenate([s.T, -s.T])
     for chosen in (np.arange(dim + 1), np.r_[0, dim + 1 : 2 * dim + 1]):
         if len(rows) < FEWEST * len(chosen):
             continue
-        few = columns[:, chosen]
-        for side in (1.0, -1.0):
-            some = rows[: max(LOOKED_AT, FEWEST * len(chosen))]
-            found = linear_lower_bound(few[some], side * s[some])
-            line = few[some] @ found
-            gaps = side * s[some] - line
+        few, some = columns[:, chosen], rows[: max(LOOKED_AT, FEWEST * len(chosen))]
+        least = LOOKS_CROWDED - 1.5 * np.sqrt(LOOKS_CROWDED / len(some)) + len(chosen) / len(some)
+        for i, line in enumerate(linear_lower_bounds(few[some], both[:, some]) @ few[some].T):
+            gaps = both[i, some] - line
             # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a
             # marginal transformation serves
-            least = LOOKS_CROWDED - 1.5 * np.sqrt(LOOKS_CROWDED / len(some)) + len(chosen) / len(some)
             if np.std(line) < 0.1 * np.median(gaps) or not _crowded(gaps, least):
                 continue
-            found, gaps = held_out_lower_bound(few, side * s)
+            found, gaps = held_out_lower_bound(few, both[i])
             if not _crowded(gaps[rows]):
                 continue
+            side = 1.0 if i < n else -1.0
             coefficients, width = np.zeros(columns.shape[1]), max(np.median(-gaps[gaps < 0.0]), NARROWEST)
             coefficients[chosen] = side * found
             coefficients[0] += side * width
-            yield _Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width))
+            lines[i % n].append(_Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width)))
+    return lines
 
 
 def _middles(at, columns, s, rows):
@@ -201,24 +201,40 @@ def _crowded(gaps, least=CROWDED):
     return len(inside) > len(gaps) // 2 and np.mean(inside < NEAR * np.median(inside)) > least
 
 
-def linear_lower_bound(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Coefficients `(p,)` of the closest line `columns @ c <= s`; NaN where there is none.
+def linear_lower_bounds(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """Coefficients `(k, p)` of the closest lines `columns @ c <= s_i` for each of `k` rows `s_i` `(m,)`.
 
-    By a linear programme with the constraints that are nearest to a regression, to which those that are violated are
-    added until none is.
+    NaN where there is none. A simulation of infinite value is left out.
+
+    By one linear programme of separate blocks, each with the constraints that are nearest to a regression, to which
+    those that are violated are added until none is.
     """
-    cost, left = -columns.mean(axis=0), s - columns @ np.linalg.lstsq(columns, s, rcond=None)[0]
-    active = np.argsort(left)[: AT_FIRST * len(cost)]
-    while True:
-        found = scipy.optimize.linprog(cost, A_ub=columns[active], b_ub=s[active], bounds=(-STEEPEST, STEEPEST)).x
-        if found is None:
-            return np.full(len(cost), np.nan)
-        gaps = s - columns @ found
-        worst = np.setdiff1d(np.argsort(gaps)[:100], active)
-        worst = worst[gaps[worst] < -TOUCHING]
-        if not len(worst):
-            return found
-        active = np.concatenate([active, worst])
+    here, found = np.isfinite(s), np.full((len(s), columns.shape[1]), np.nan)
+    costs = -(here @ columns) / here.sum(axis=1, keepdims=True)
+    regressed = np.linalg.lstsq(columns, np.where(here, s, 0.0).T, rcond=None)[0]
+    nearest = np.argsort(s - (columns @ regressed).T)[:, : AT_FIRST * columns.shape[1]]
+    active = [some[finite[some]] for some, finite in zip(nearest, here, strict=True)]
+    missing = np.arange(len(s))
+    while len(missing):
+        found[missing] = _programmes(columns, s[missing], costs[missing], [active[i] for i in missing])
+        gaps = s[missing] - found[missing] @ columns.T
+        for i, gap in zip(missing, gaps, strict=True):
+            worst = np.setdiff1d(np.argsort(gap)[:100], active[i])
+            active[i] = np.concatenate([active[i], worst[gap[worst] < -TOUCHING]])
+        missing = missing[np.any(gaps < -TOUCHING, axis=1)]
+    return found
+
+
+def _programmes(columns, s, costs, active):
+    """Lines below the active constraints, all at once; one by one where one of them has none."""
+    blocks = scipy.sparse.block_diag([columns[some] for some in active], format="csc")
+    ends = np.concatenate([row[some] for row, some in zip(s, active, strict=True)])
+    at_once = scipy.optimize.linprog(costs.ravel(), A_ub=blocks, b_ub=ends, bounds=(-STEEPEST, STEEPEST)).x
+    if at_once is not None:
+        return at_once.reshape(costs.shape)
+    if len(s) == 1:
+        return np.full(costs.shape, np.nan)
+    return np.concatenate([_programmes(columns, s[[i]], costs[[i]], [some]) for i, some in enumerate(active)])
 
 
 def held_out_lower_bound(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -226,11 +242,13 @@ def held_out_lower_bound(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray
 
     Only the simulations that touch the line hold it.
     """
-    found = linear_lower_bound(columns, s)
+    found = linear_lower_bounds(columns, s[None])[0]
     gaps = s - columns @ found
-    for j in np.flatnonzero(gaps < TOUCHING):
-        rest = np.arange(len(s)) != j
-        gaps[j] = s[j] - columns[j] @ linear_lower_bound(columns[rest], s[rest])
+    held = np.flatnonzero(gaps < TOUCHING)
+    without = np.tile(s, (len(held), 1))
+    without[np.arange(len(held)), held] = np.inf
+    if len(held):
+        gaps[held] = s[held] - np.sum(columns[held] * linear_lower_bounds(columns, without), axis=1)
     return found, gaps
 
 
