@@ -571,8 +571,12 @@ def held_out_by_refit(z, j, beta, ridge):
 
 def test_held_out_weights_are_those_of_refits_with_an_intercept(rng):
     z = rng.normal(size=(8, 2))
-    found = bl.HeldOutDensities.of(bandwidths(1, beta=0.9, lam=0.3 / 8), z, rng.normal(size=(8, 1))).signed
+    found = bl.HeldOutWeights.of(bandwidths(1, beta=0.9, lam=0.3 / 8), z).signed
     np.testing.assert_allclose(found, [held_out_by_refit(z, j, 0.9, 0.3) for j in range(8)], atol=1e-10)
+
+
+def held_out(at, z, r):
+    return bl.HeldOutDensities.of(at, bl.HeldOutWeights.of(at, z), r)
 
 
 def bandwidths(n, eps=0.6, beta=1.3, lam=0.02, sensitivity=0.3):
@@ -581,7 +585,7 @@ def bandwidths(n, eps=0.6, beta=1.3, lam=0.02, sensitivity=0.3):
 
 def test_held_out_density_is_a_double_loop(rng):
     z, r = rng.normal(size=(9, 2)), rng.normal(size=(9, 2))
-    found = bl.HeldOutDensities.of(bandwidths(2), z, r).log_densities()
+    found = held_out(bandwidths(2), z, r).log_densities()
     factors = rd.local_factors(r, bandwidths(2))
     for j in range(9):
         weights = held_out_by_refit(z, j, 1.3, 9 * 0.02)
@@ -600,9 +604,7 @@ def test_local_factors_follow_a_held_out_pilot_density(rng, monkeypatch):
     pilot = np.log(pilot + 0.02 * stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).pdf(r))
     expected = -0.3 * (pilot - pilot.mean())
     np.testing.assert_allclose(np.log(rd.local_factors(r, at)), expected, rtol=1e-9)
-    np.testing.assert_allclose(
-        bl.HeldOutDensities.of(at, rng.normal(size=(9, 2)), r).factors.log_factor, expected, rtol=1e-9
-    )
+    np.testing.assert_allclose(held_out(at, rng.normal(size=(9, 2)), r).factors.log_factor, expected, rtol=1e-9)
 
 
 def test_gradient_of_the_held_out_density_agrees_with_finite_differences(rng):
@@ -627,14 +629,14 @@ def test_loss_is_infinite_where_weights_cannot_be_learnt(rng):
 def test_the_heavy_tailed_weight_maximises_the_held_out_density(size, outliers, rng):
     z, r, at = rng.normal(size=(size, 2)), rng.normal(size=(size, 2)), bandwidths(2)
     r[:outliers] += 30.0
-    mixture = bl.HeldOutDensities.of(at, z, r).mixture
+    mixture = held_out(at, z, r).mixture
     heavy_tailed = stats.multivariate_t(np.zeros(2), 4.0 * np.eye(2), df=3).logpdf(r)
 
     def loss(w):
         return -np.sum(np.logaddexp(np.log1p(-w) + mixture, np.log(w) + heavy_tailed)) - bl.PRIOR_COUNT * np.log(w)
 
     best = optimize.minimize_scalar(loss, bounds=(1e-7, bl.LARGEST_WEIGHT), method="bounded", options={"xatol": 1e-9}).x
-    scores = bl.HeldOutDensities.of(at, z.astype(np.float32), r.astype(np.float32))
+    scores = held_out(at, z.astype(np.float32), r.astype(np.float32))
     assert scores.heavy_tailed_weight() == pytest.approx(best, rel=0.002)
     normal = stats.norm.logpdf(r).sum(axis=1)
     assert scores.improvement(r) == pytest.approx(

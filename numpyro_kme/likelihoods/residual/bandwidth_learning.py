@@ -27,45 +27,31 @@ from numpyro_kme.likelihoods.residual.mixture import exponentials, log_heavy_tai
 from numpyro_kme.likelihoods.residual.weights import SOFTNESS
 
 
-class HeldOutDensities(NamedTuple):
-    """The parts of the held-out densities of `m` residuals, matrices `(m, m)` with a row for each that is held out.
+class HeldOutWeights(NamedTuple):
+    """Weights of the embedding without each of `m` simulations, matrices `(m, m)` with a row for each held out.
 
     Memory takes longer than arithmetic here: operations are in place wherever they can be.
 
     Attributes:
-        bandwidths: The hyperparameters.
         squares: Squared distances of the coordinates over `beta`.
         gram: `K`.
         inverse: `B`.
         signed: `W`, 0 on the diagonal.
-        weights: Its positive part; rows divided by their sums, to 1.
+        positive: Its positive part; rows divided by their sums, to 1.
         sums: The sums, `(m, 1)`.
-        pairs: Residuals over `eps`, and shrunk ones over `eps`, `(m, n)` each.
-        residual_squares: Squared distances between these.
-        factors: Local bandwidth factors.
-        ratios: Kernels over the mixture of kernels.
-        mixture: Log densities of the mixture of kernels, `(m,)`.
-        heavy_tailed: Log densities of the heavy-tailed component, `(m,)`.
     """
 
-    bandwidths: Bandwidths
     squares: np.ndarray
     gram: np.ndarray
     inverse: np.ndarray
     signed: np.ndarray
-    weights: np.ndarray
+    positive: np.ndarray
     sums: np.ndarray
-    pairs: tuple[np.ndarray, np.ndarray]
-    residual_squares: np.ndarray
-    factors: LocalFactors
-    ratios: np.ndarray
-    mixture: np.ndarray
-    heavy_tailed: np.ndarray
 
     @classmethod
-    def of(cls, bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> "HeldOutDensities":
-        """From coordinates `(m, D)` and residuals `(m, n)`, in their precision."""
-        size, log_tails = len(z), log_heavy_tailed(residuals)
+    def of(cls, bandwidths: Bandwidths, z: np.ndarray) -> "HeldOutWeights":
+        """From coordinates `(m, D)`, in their precision."""
+        size = len(z)
         scaled = z / np.exp(bandwidths.beta).astype(z.dtype)
         squares = squared_distances_on_host(scaled, scaled)
         gram = squares * -0.5
@@ -84,14 +70,62 @@ class HeldOutDensities(NamedTuple):
         np.fill_diagonal(weights, 0.0)
         sums = weights.sum(axis=1, keepdims=True)
         weights /= sums
-        pairs = density.scaled_pairs(residuals, bandwidths)
+        return cls(squares, gram, inverse, signed, weights, sums)
+
+    def gradient(self, of_positive: np.ndarray, lam: float) -> tuple[float, float]:
+        """By `beta` and `lam`, from derivatives by the logarithms of the positive weights `(m, m)`, which it uses up.
+
+        These are of a function that does not change with a common factor of a row's weights."""
+        size, inverse, row, found = len(self.gram), self.inverse, self.inverse.sum(axis=1), of_positive
+        root = self.positive * (2.0 * self.sums)
+        root -= self.signed
+        np.fill_diagonal(root, 1.0)
+        found /= root
+        pivot = np.diagonal(inverse) - np.square(row) / row.sum()
+        of_pivot = -np.einsum("ij,ij->i", found, self.signed) / pivot
+        found /= -pivot[:, None]
+        np.fill_diagonal(found, of_pivot)
+        right, left = found @ row, row @ found
+        found -= (right + left)[:, None] / row.sum() - (row @ right) / row.sum() ** 2
+        of_matrix = inverse @ (found @ inverse)
+        trace = np.trace(of_matrix)
+        of_matrix *= self.gram
+        return -np.vdot(of_matrix, self.squares), -size * np.exp(lam) * trace
+
+
+class HeldOutDensities(NamedTuple):
+    """The parts of the held-out densities of `m` residuals, matrices `(m, m)` with a row for each that is held out.
+
+    Attributes:
+        bandwidths: The hyperparameters.
+        weights: The weights of the others.
+        pairs: Residuals over `eps`, and shrunk ones over `eps`, `(m, n)` each.
+        squares: Squared distances between these.
+        factors: Local bandwidth factors.
+        ratios: Kernels over the mixture of kernels.
+        mixture: Log densities of the mixture of kernels, `(m,)`.
+        heavy_tailed: Log densities of the heavy-tailed component, `(m,)`.
+    """
+
+    bandwidths: Bandwidths
+    weights: HeldOutWeights
+    pairs: tuple[np.ndarray, np.ndarray]
+    squares: np.ndarray
+    factors: LocalFactors
+    ratios: np.ndarray
+    mixture: np.ndarray
+    heavy_tailed: np.ndarray
+
+    @classmethod
+    def of(cls, bandwidths: Bandwidths, weights: HeldOutWeights, residuals: np.ndarray) -> "HeldOutDensities":
+        """From residuals `(m, n)`, in their precision, and weights of these bandwidths."""
+        log_tails, pairs = log_heavy_tailed(residuals), density.scaled_pairs(residuals, bandwidths)
         near = squared_distances_on_host(*pairs)
         factors = LocalFactors.of(near, log_tails, bandwidths)
         ratios = density.log_kernels(near, factors.log_factor, bandwidths)
         np.fill_diagonal(ratios, -np.inf)
-        mixture, _ = density.log_mixture(ratios, weights)
-        matrices = squares, gram, inverse, signed, weights, sums
-        return cls(bandwidths, *matrices, pairs, near, factors, ratios, mixture, log_tails)
+        mixture, _ = density.log_mixture(ratios, weights.positive)
+        return cls(bandwidths, weights, pairs, near, factors, ratios, mixture, log_tails)
 
     def log_densities(self) -> np.ndarray:
         """Held-out log densities, with the heavy-tailed component of weight `DEFENSIVE`, `(m,)`."""
@@ -117,38 +151,20 @@ class HeldOutDensities(NamedTuple):
     def gradient(self) -> Bandwidths:
         """Gradient of the sum of `log_densities`."""
         responsibility = np.exp(log(1.0 - DEFENSIVE) + self.mixture - self.log_densities())[:, None]
-        of_logs = self.ratios * self.weights
+        of_logs = self.ratios * self.weights.positive
         of_logs *= responsibility
         sums, narrow, n = of_logs.sum(axis=0), np.exp(-2.0 * self.factors.log_factor), self.pairs[0].shape[1]
-        of_log_factor = narrow * np.einsum("ij,ij->j", of_logs, self.residual_squares) - n * sums
+        of_log_factor = narrow * np.einsum("ij,ij->j", of_logs, self.squares) - n * sums
         of_kernels, sensitivity = self.factors.gradient(of_log_factor, self.bandwidths)
         total = sums.sum() + of_kernels.sum()
         of_logs *= narrow
         of_logs += of_kernels
         eps = density.gradient_of_eps(of_logs, self.pairs, self.bandwidths)
-        beta, lam = self._gradient_of_weights(responsibility)
+        of_weights = self.ratios - 1.0
+        of_weights *= responsibility
+        of_weights *= self.weights.positive
+        beta, lam = self.weights.gradient(of_weights, self.bandwidths.lam)
         return Bandwidths(-0.5 * eps - total, beta, lam, sensitivity)
-
-    def _gradient_of_weights(self, responsibility):
-        """By `beta` and `lam`."""
-        size, inverse, row = len(self.gram), self.inverse, self.inverse.sum(axis=1)
-        root = self.weights * (2.0 * self.sums)
-        root -= self.signed
-        found = self.ratios - 1.0
-        found *= responsibility
-        found *= self.weights
-        np.fill_diagonal(root, 1.0)
-        found /= root
-        pivot = np.diagonal(inverse) - np.square(row) / row.sum()
-        of_pivot = -np.einsum("ij,ij->i", found, self.signed) / pivot
-        found /= -pivot[:, None]
-        np.fill_diagonal(found, of_pivot)
-        right, left = found @ row, row @ found
-        found -= (right + left)[:, None] / row.sum() - (row @ right) / row.sum() ** 2
-        of_matrix = inverse @ (found @ inverse)
-        trace = np.trace(of_matrix)
-        of_matrix *= self.gram
-        return -np.vdot(of_matrix, self.squares), -size * np.exp(self.bandwidths.lam) * trace
 
 
 def log_defensive_mixture(log_density: np.ndarray, log_tails: np.ndarray) -> np.ndarray:
@@ -181,16 +197,18 @@ def learn_bandwidths(z: np.ndarray, residuals: np.ndarray, steps: int) -> Bandwi
     """
     size, n = residuals.shape
     begun, low, high = Bandwidths.around(n, (0.5, 0.02, 0.98), (5.0, 0.3, 200.0), (0.1, 1e-3, 10.0), (0.1, 0.0, 0.5))
+    weights = HeldOutWeights.of(begun, z)
     starts = [replace(begun, eps=np.full(n, np.log(eps))) for eps in (0.25, 0.5, 0.8, 0.95)]
-    start = min(starts, key=lambda one: loss(one, z, residuals)[0])
+    start = min(starts, key=lambda one: _value(HeldOutDensities.of(one, weights, residuals)))
     curvature = Bandwidths(np.full(n, float(size)), 5.0, 5.0, 4.0 * size)
     return descend(loss, start, (low, high), steps, z, residuals, curvature=curvature, enough=ENOUGH * n)
 
 
 def loss(bandwidths: Bandwidths, z: np.ndarray, residuals: np.ndarray) -> tuple[float, Bandwidths]:
     """Minus the held-out log density and the log prior, and its gradient; NaN where `K + m lam I` has no factor."""
-    found = HeldOutDensities.of(bandwidths, z, residuals)
-    penalty, slope = bandwidths.penalty()
-    gradient = found.gradient()
-    value = penalty - float(np.sum(found.log_densities()))
-    return value, jax.tree.map(np.subtract, slope, gradient)
+    found = HeldOutDensities.of(bandwidths, HeldOutWeights.of(bandwidths, z), residuals)
+    return _value(found), jax.tree.map(np.subtract, bandwidths.penalty()[1], found.gradient())
+
+
+def _value(found: HeldOutDensities) -> float:
+    return found.bandwidths.penalty()[0] - float(np.sum(found.log_densities()))

@@ -208,9 +208,13 @@ def fit_residual_density(
     z: np.ndarray, residuals: np.ndarray, bandwidths: Bandwidths, heavy_tailed_weight: float = DEFENSIVE
 ) -> ResidualDensity:
     """The density from all residuals at given bandwidths. Cost: `m r^2` where `K` has numerical rank `r`."""
-    weights = EmbeddingWeights.fit(z, float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam)))
-    factors = local_factors(residuals, bandwidths)
+    weights, factors = fit_weights(z, bandwidths), local_factors(residuals, bandwidths)
     return ResidualDensity(weights, residuals, np.exp(bandwidths.eps), factors, np.array(heavy_tailed_weight))
+
+
+def fit_weights(z: np.ndarray, bandwidths: Bandwidths) -> EmbeddingWeights:
+    """The weights of all simulations. Cost: as `fit_residual_density`."""
+    return EmbeddingWeights.fit(z, float(np.exp(bandwidths.beta)), len(z) * float(np.exp(bandwidths.lam)))
 
 
 CENTRES, CENTRES_EACH = 2000, 200

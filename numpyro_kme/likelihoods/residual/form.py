@@ -20,7 +20,11 @@ from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual import unmoved
 from numpyro_kme.likelihoods.residual.autoregression import WORTH, fit_autoregression
-from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities, learn_bandwidths
+from numpyro_kme.likelihoods.residual.bandwidth_learning import (
+    HeldOutDensities,
+    HeldOutWeights,
+    learn_bandwidths,
+)
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density, with_fewer_kernels
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
@@ -213,7 +217,7 @@ class ResidualKernelMeans(Form):
         # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
         few = z[rows[:MOST_PAIRS]].astype(np.float32), v[rows[:MOST_PAIRS]].astype(np.float32)
         bandwidths = learn_bandwidths(*few, self.steps)
-        scores = HeldOutDensities.of(bandwidths, *few)
+        scores = HeldOutDensities.of(bandwidths, HeldOutWeights.of(bandwidths, few[0]), few[1])
         how = bandwidths, scores.heavy_tailed_weight()
         fitted = with_fewer_kernels(fit_residual_density(z, v, *how), *how)
         product, added = fit_product(z, v, few, scores, self.steps)

@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import expit, logit
 
+from numpyro_kme._core.host import in_threads
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.residual import density
 from numpyro_kme.likelihoods.residual.bandwidth_learning import (
     HeldOutDensities,
+    HeldOutWeights,
     learn_bandwidths,
     log_defensive_mixture,
 )
@@ -45,14 +47,15 @@ def fit_product(
     """
     points, some = (part[:PAIRS] for part in few)
     n, held_out = residuals.shape[1], together.log_densities()[: len(points)].astype(np.float64)
-    tried = alone(some[:TRIED], together.weights[:TRIED, :TRIED])
+    tried = alone(some[:TRIED], together.weights.positive[:TRIED, :TRIED])
     if n == 1 or np.mean(tried - held_out[:TRIED]) < WORTH:
         return None, 0.0
     columns = [some[:, i : i + 1] for i in range(n)]
-    learnt = [learn_bandwidths(points, column, steps) for column in columns]
+    learnt = in_threads(lambda column: learn_bandwidths(points, column, steps), columns)
     beta, lam = (np.median([getattr(own, name) for own in learnt]) for name in ("beta", "lam"))
     shared = [replace(own, beta=beta, lam=lam) for own in learnt]
-    scores = [HeldOutDensities.of(own, points, column) for own, column in zip(shared, columns)]
+    weights = HeldOutWeights.of(shared[0], points)
+    scores = [HeldOutDensities.of(own, weights, column) for own, column in zip(shared, columns)]
     gap = np.sum([score.log_densities() for score in scores], axis=0) - held_out
     proportion = 0.5
     for _ in range(100):  # expectation-maximisation; half a simulation each way is the prior
@@ -60,16 +63,12 @@ def fit_product(
     added = np.logaddexp(np.log1p(-proportion), np.log(proportion) + gap)
     if added.mean() < max(WORTH, SIGNIFICANT * added.std() / np.sqrt(len(added))):
         return None, 0.0
-    fits = [
-        density.fit_residual_density(z, residuals[:, i : i + 1], own, score.heavy_tailed_weight())
-        for i, (own, score) in enumerate(zip(shared, scores))
-    ]
     product = ProductDensity(
-        fits[0].weights,
+        density.fit_weights(z, shared[0]),
         residuals,
-        np.concatenate([np.asarray(fit.eps) for fit in fits]),
-        np.stack([np.asarray(fit.factors) for fit in fits], axis=1),
-        np.array([float(fit.heavy_tailed_weight) for fit in fits]),
+        np.exp(np.concatenate([own.eps for own in shared])),
+        np.stack([density.local_factors(residuals[:, [i]], own) for i, own in enumerate(shared)], axis=1),
+        np.array([score.heavy_tailed_weight() for score in scores]),
         np.array(proportion),
     )
     return product, float(added.mean())

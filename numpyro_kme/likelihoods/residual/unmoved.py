@@ -8,7 +8,7 @@ keeps them.
 
 import numpy as np
 
-from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutDensities
+from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutWeights
 from numpyro_kme.likelihoods.residual.density import Bandwidths
 from numpyro_kme.likelihoods.residual.product_learning import SIGNIFICANT, WORTH, alone
 
@@ -34,7 +34,7 @@ def chosen(z: np.ndarray, statistics: np.ndarray, residuals: np.ndarray, gained:
     some = slice(int(np.clip(len(z) // 2, *LOOKED_AT)))
     z, statistics, residuals = (np.asarray(part[some], np.float32) for part in (z, statistics, residuals))
     (bandwidths,) = Bandwidths.around(1, (0.5,), (LENGTH * np.sqrt(z.shape[1]),), (LAM,), (0.0,))
-    weights = HeldOutDensities.of(bandwidths, z, residuals[:, :1]).weights
+    weights = HeldOutWeights.of(bandwidths, z).positive
     columns = zip(statistics.T[:, :, None], residuals.T[:, :, None])
     better = np.array([alone(own, weights) - alone(rest, weights) for own, rest in columns]) - gained[:, None]
     return better.mean(axis=1) > np.maximum(WORTH, SIGNIFICANT * better.std(axis=1) / np.sqrt(len(z)))
