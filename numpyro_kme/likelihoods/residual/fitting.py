@@ -47,9 +47,12 @@ def fit_statistics(form: Any, at: Inputs, rows, statistics, starts: Location, gr
     x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
     scale, coarse = ScaleFunction(at.dim, *x.shape), at.coarse[rows]
     noise = size = np.ones((len(x), len(rows)))
+    inverses = None
     for number in range(MOST_TURNS):
         steps, before = form.steps // (1 if number == 0 else 2), size
-        location = learn_location(location, coarse, x[:, rows], noise, size, steps, form.transform_marginals)
+        location, inverses = learn_location(
+            location, coarse, x[:, rows], noise, size, steps, form.transform_marginals, inverses
+        )
         residuals = location.fit(location.smoothness.enough(coarse), x[:, rows], noise).held_out.residual
         noise, size = _noise(form, coarse, residuals, scale, 2, form.steps // 3)
         if number > 0 and _settled(size, before):

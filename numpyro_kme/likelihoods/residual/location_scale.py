@@ -94,7 +94,8 @@ def learn_location(
     score_noise: np.ndarray,
     steps: int,
     transform_marginals: bool,
-) -> Location:
+    inverses: np.ndarray | None = None,
+) -> tuple[Location, np.ndarray]:
     """Maximise the held-out log density of each raw statistic, normal after the transformation, plus log priors.
 
     Args:
@@ -105,11 +106,15 @@ def learn_location(
         score_noise: Relative noise variance in the score, `(n, m)`: `noise` without the weights of outliers.
         steps: Iterations.
         transform_marginals: Whether the marginal transformation is learnt.
+        inverses: Inverse Hessians of an earlier search, `(n, p, p)`.
+    Returns:
+        Where each maximum is, and the last inverse Hessians.
     """
     bounds, least = Location.bounds(at, transform_marginals), location.smoothness.enough(at)
-    inverses = diagonal(1.0 / ravel(location.curvature(x.shape[-1]), 1))
+    if inverses is None:
+        inverses = diagonal(1.0 / ravel(location.curvature(x.shape[-1]), 1))
     some = lambda location, rows: location_loss(location, least, x[rows], noise[rows], score_noise[rows])  # noqa: E731
-    return descend_all(some, location, bounds, steps, inverses)[0]
+    return descend_all(some, location, bounds, steps, inverses)
 
 
 def location_loss(
