@@ -37,7 +37,7 @@ def localises(objective: WeightedObjective) -> bool:
 
 
 def localise(
-    ready: Prepared, pilot: Reweightings, draw: Callable[..., QuadratureNodes], num: int, most: int
+    ready: Prepared, pilot: Reweightings, draw: Callable[..., QuadratureNodes], num: int, most: int, least: int = 0
 ) -> tuple[Prepared, int] | None:
     """The loss near the full data's minimum, with as many nodes behind its correction as `with_enough_nodes` asks for.
 
@@ -45,8 +45,8 @@ def localise(
         ready: With a loss by direct sums that has derivatives, and few nodes.
         pilot: Reweightings that show the posterior's place.
         draw: Makes sets of so many nodes, by default one for each block of replicates.
-        num: Nodes of a set, and of a set of the correction to begin with.
-        most: Of the correction, at most.
+        num: Nodes of a set.
+        most, least: Nodes of a set of the correction, at most and at least.
     Returns:
         What replicates share, and the number of nodes; None for other losses, and where a few hundred features do not
         give the same minima.
@@ -58,6 +58,7 @@ def localise(
     local = _with_features(ready, few.weights.shape[1], pilot, u)
     if local is None:
         return None
+    num = max(num, least)
     many = draw(num)
     while True:
         expansions = local.expansions(many)

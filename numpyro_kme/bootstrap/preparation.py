@@ -208,7 +208,7 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     in which starts settle at false minima.
     """
     least = nodes.weights.shape[1]
-    pool = look(objective.smoothed(), nodes, starts, width)
+    pool = _brought_back(look(objective.smoothed(), nodes, starts, width), starts)
     nodes = objective.adapt_nodes(pool[0], least) or nodes
     # starts followed to the end
     full = fit(objective, nodes, pool[:6], width)
@@ -216,6 +216,15 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     if adapted is not None:
         nodes, full = adapted, refit(objective, adapted, full)
     return nodes, full, posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0]), pool
+
+
+def _brought_back(points: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Points `(S, p)`, best first; those that ran out of the box of the starts come last, brought back to it, each with
+    one of the starts: far out, as where a correlation is 1, losses are flat and nothing leads back."""
+    inside = np.clip(points, starts.min(axis=0), starts.max(axis=0))
+    ran = (inside != points).any(axis=1)
+    back = np.stack([inside[ran], starts[: ran.sum()]], axis=1)
+    return np.concatenate([points[~ran], back.reshape(-1, points.shape[1])])
 
 
 def with_enough_nodes(

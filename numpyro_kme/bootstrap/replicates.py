@@ -35,6 +35,9 @@ from numpyro_kme.losses.local_mmd import LocalMMD
 WRONG = 0.5
 """Errors of an emulated loss up to this many units of log-likelihood are harmless."""
 
+NOISY = 0.1
+"""Simulation noise above this many posterior standard deviations is warned of, and asks for more nodes."""
+
 TOLERANCE = 0.01
 """A replicate has converged when its remaining Newton step is at most this many posterior standard deviations."""
 
@@ -197,8 +200,10 @@ def posterior_bootstrap(
     if settings.method == "newton":
         most = num_nodes * (1 if settings.num_nodes else MOST)
         near = localise(ready, pilot, draw, num_nodes, most)
-        if near is not None and not (found := minimised(*near, ready)).moved.any():
-            return replace(found, nodes=to_host(draw(near[1], 1)))
+        while near is not None and not (found := minimised(*near, ready)).moved.any():
+            if near[1] >= most or not found.quadrature.noise > NOISY:
+                return replace(found, nodes=to_host(draw(near[1], 1)))
+            near = localise(ready, pilot, draw, num_nodes, most, 2 * near[1])
     if first < num_nodes:
         ready = with_nodes(ready, draw(num_nodes), pilot)
     if settings.num_nodes is None:

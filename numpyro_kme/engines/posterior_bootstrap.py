@@ -17,7 +17,7 @@ from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated import least_starts
 from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.preparation import Settings
-from numpyro_kme.bootstrap.replicates import WRONG, Replicates, posterior_bootstrap
+from numpyro_kme.bootstrap.replicates import NOISY, WRONG, Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel, Read
 from numpyro_kme.engines.base import Engine, check_rule
@@ -240,8 +240,7 @@ def warn_of(replicates: Replicates, noise: str) -> None:
                 f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean "
                 f"square; up to {WRONG} is harmless). Raise `num_simulations`.",
             )
-    # simulation noise above this many posterior standard deviations is warned of
-    elif replicates.quadrature.noise > 0.1:
+    elif replicates.quadrature.noise > NOISY:
         further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "

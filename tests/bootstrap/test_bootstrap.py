@@ -424,6 +424,34 @@ def test_replicates_that_are_lower_in_another_well_are_moved_there(every, rng):
     assert compared == len(range(0, 50, every))
 
 
+def correlated(u, noise):
+    """Normal vector in the plane with means `u[:2]`, unit variances and the correlation `tanh(u[2] / 2)`."""
+    r = jnp.tanh(0.5 * u[2])
+    return jnp.stack([u[0] + noise[0], u[1] + r * noise[0] + jnp.sqrt((1.0 - r) * (1.0 + r)) * noise[1]])
+
+
+@pytest.mark.parametrize("seed", range(4, 8))
+def test_starts_that_ran_away_over_the_smoother_loss_are_brought_back(seed):
+    """Over it, outliers along the diagonal pull the correlation to 1, where the loss is flat."""
+    rng = np.random.default_rng(seed)
+    x = rng.multivariate_normal([1.0, -1.0], [[1.0, 0.6], [0.6, 1.0]], size=200)
+    x[:20] += 15.0
+    loss = MMD().objective(x, Generator(correlated, NormalNoise(2), 3))
+    starts = rng.normal(0.0, [3.0, 3.0, 1.8], (200, 3))
+    found = posterior_bootstrap(jax.random.key(seed), loss, starts, None, Settings(num_samples=16, num_nodes=512)).fit
+    assert found.converged
+    np.testing.assert_allclose(found.u, [1.0, -1.0, np.log(1.6 / 0.4)], atol=0.7)
+
+
+def test_nodes_are_doubled_until_others_move_the_draws_by_little(plane, monkeypatch):
+    def number():
+        return posterior_bootstrap(jax.random.key(1), plane[1], STARTS, settings=Settings(num_samples=16)).nodes.weights
+
+    enough = number().shape[1]
+    monkeypatch.setattr(replicates, "NOISY", 0.0)
+    assert enough < number().shape[1] == preparation.FIRST_NODES * preparation.MOST
+
+
 def test_starting_points_that_all_fail_are_named():
     bound = MMD(Gaussian(1.0)).objective(
         np.arange(5.0), Generator(lambda u, z: jnp.log(u[0]) + z[0], NormalNoise(1), 1)
