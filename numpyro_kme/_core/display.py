@@ -44,7 +44,7 @@ def shown(cls: T) -> T:
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[C]) -> type[C]:
     """Make a frozen dataclass whose values print as those of `shown` do; a decorator."""
-    return shown(dataclass(frozen=True)(cls))
+    return shown(dataclass(frozen=True, repr=False)(cls))
 
 
 def text(value: Any) -> str:

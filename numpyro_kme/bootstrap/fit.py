@@ -1,12 +1,12 @@
 """The minimum-loss point estimate on the full data, from many starts."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, extremes, shown
+from numpyro_kme._core.display import Card, extremes, frozen
 from numpyro_kme.bootstrap.newton import Control, Minimum, Problems
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import num_points
@@ -20,8 +20,7 @@ FEW = 15
 """Steps of a first look."""
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Fit:
     """The minimum-loss estimate and the other minima that were found.
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import progress
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card, frozen
 from numpyro_kme._core.host import to_host
 from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap.fit import Fit, full_data, newton_step, require_possible
@@ -77,8 +77,7 @@ class EmulatorSummary:
         return self.error > max(WRONG, self.resolution)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Quadrature:
     """How far the minima move when the quadrature nodes are doubled and the grid, if any, is halved.
 
@@ -96,8 +95,7 @@ class Quadrature:
         return float(np.sqrt(np.mean(np.square(self.shift), axis=0)).max())
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Replicates:
     """Samples of the posterior bootstrap, unconstrained, with what is known of each.
 

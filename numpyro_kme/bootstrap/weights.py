@@ -1,7 +1,6 @@
 """Samples of the Dirichlet-process posterior: random weights on the data and on points of a centering measure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, programs
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.keys import data_of, fold_in, known, split, uniform
 from numpyro_kme._core.programs import jitted
@@ -47,8 +46,7 @@ class Reweightings:
         return jax.tree.map(lambda leaf: leaf[index], self)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class DirichletProcess:
     r"""A Dirichlet-process prior `DP(alpha, F)` on the distribution of the data, and its posterior by a truncated
     bootstrap.

@@ -1,7 +1,7 @@
 """What a posterior bootstrap minimises: losses, and the objective that one makes of data and a simulator."""
 
 import abc
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.generator import Generator, QuadratureNodes, check_data, check_points, join
@@ -187,8 +187,7 @@ class TwoSampleObjective(WeightedObjective):
         return self.loss.of_model(data, weights, self.generator, u, nodes)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class NegativeLogLikelihood(Loss):
     """Weighted negative log likelihood `-sum_i w_i log p(x_i | u)`, for models that have a density.
 

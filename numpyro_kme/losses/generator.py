@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from jax.scipy.special import ndtr, ndtri
 from scipy import special
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme._core.host import numpy_rng, on_host
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.programs import in_blocks, jitted
@@ -77,8 +77,7 @@ def _same(z):
     return z
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class NormalNoise(Noise):
     """Noise `transform(z)`, `z ~ N(0, I)` of `dim` dimensions: quadrature for one dimension, quasi-Monte Carlo beyond.
 
@@ -170,8 +169,7 @@ def UniformNoise(dim: int) -> NormalNoise:
     return NormalNoise(dim, ndtr)
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class DrawnNoise(Noise):
     """Noise that can only be sampled: independent (Monte Carlo) nodes, whose error falls as `M^-1/2`.
 

@@ -1,6 +1,5 @@
 """The Wasserstein distance as a loss, by an optimal-transport library."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -8,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.generator import vectors
 
 
-@shown
-@dataclass(frozen=True)
+@frozen
 class Wasserstein(Loss):
     r"""Wasserstein distance between the weighted data and the model, `W_p^p = min_pi sum_ij pi_ij |x_i - y_j|_2^p`.
 
