@@ -179,11 +179,12 @@ def prepare(
     if not objective.has_cheap_hessian and nodes.weights.shape[1] > FEW_NODES:
         rough = objective.generator.draw_nodes(rng_key, FEW_NODES, 1)
     ranked, width = rank_starts(objective.smoothed(), rough, starts), starting_scale(starts)
+    box = np.min(starts, axis=0), np.max(starts, axis=0)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
         ranked = ranked[:BLOCK]
     derivatives = Derivatives(objective.generator.differentiable, None)
     if derivatives.automatic:
-        adapted, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, ranked, width)
+        adapted, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, ranked, width, box)
         flat = scale < 1e-6 * width  # no derivative at all: look over a wide step
         steps = np.where(flat, NARROW * width, np.minimum(scale, WIDE * width))
         disagreement = compare_derivatives(Problems(objective, adapted, pilot), full.u, steps)
@@ -193,14 +194,14 @@ def prepare(
     objective = Differenced(objective, 0.1 * width)
     best = ranked[:BLOCK]
     for _ in range(2):
-        nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width)
+        nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width, box)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
     first = Surface(full.u, np.diag(np.clip(scale, NARROW * width, WIDE * width)))
     return Prepared(objective, nodes, full, scale, pool, derivatives, first).on(nodes, pilot)
 
 
-def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNodes, Fit, np.ndarray, np.ndarray]:
+def _fit_and_adapt(objective, nodes, pilot, starts, width, box) -> tuple[QuadratureNodes, Fit, np.ndarray, np.ndarray]:
     """Minimise on the full data, adapt the nodes to the minimum, and take a first look at the posterior's scale; also
     what the starts had come to half way.
 
@@ -208,7 +209,7 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     in which starts settle at false minima.
     """
     least = nodes.weights.shape[1]
-    pool = _brought_back(look(objective.smoothed(), nodes, starts, width), starts)
+    pool = _brought_back(look(objective.smoothed(), nodes, starts, width), starts, box)
     nodes = objective.adapt_nodes(pool[0], least) or nodes
     # starts followed to the end
     full = fit(objective, nodes, pool[:6], width)
@@ -218,10 +219,10 @@ def _fit_and_adapt(objective, nodes, pilot, starts, width) -> tuple[QuadratureNo
     return nodes, full, posterior_sd(one_step(Problems(objective, nodes, pilot), full)[0]), pool
 
 
-def _brought_back(points: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Points `(S, p)`, best first; those that ran out of the box of the starts come last, brought back to it, each with
-    one of the starts: far out, as where a correlation is 1, losses are flat and nothing leads back."""
-    inside = np.clip(points, starts.min(axis=0), starts.max(axis=0))
+def _brought_back(points: np.ndarray, starts: np.ndarray, box: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Points `(S, p)`, best first; those that ran out of the box of all starts come last, brought back to it, each with
+    one of the best starts: far out, as where a correlation is 1, losses are flat and nothing leads back."""
+    inside = np.clip(points, *box)
     ran = (inside != points).any(axis=1)
     back = np.stack([inside[ran], starts[: ran.sum()]], axis=1)
     return np.concatenate([points[~ran], back.reshape(-1, points.shape[1])])
