@@ -75,7 +75,8 @@ class HeldOutWeights(NamedTuple):
     def gradient(self, of_positive: np.ndarray, lam: float) -> tuple[float, float]:
         """By `beta` and `lam`, from derivatives by the logarithms of the positive weights `(m, m)`, which it uses up.
 
-        These are of a function that does not change with a common factor of a row's weights."""
+        These are of a function that does not change with a common factor of a row's weights.
+        """
         size, inverse, row, found = len(self.gram), self.inverse, self.inverse.sum(axis=1), of_positive
         root = self.positive * (2.0 * self.sums)
         root -= self.signed
