@@ -26,7 +26,7 @@ from scipy.special import logsumexp as logsumexp_on_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.evaluation import PositiveLikelihoodAt
 
-NODES, MORE_NODES = 32, 64
+NODES, MORE_NODES = 32, 128
 """Nodes for one interval, and for several."""
 
 FAR = 1e5
@@ -35,7 +35,7 @@ FAR = 1e5
 
 @register
 class ResidualWithinAt(PositiveLikelihoodAt):
-    """The location-scale kernel means likelihood of observed statistics and of intervals, by 32 or 64 densities.
+    """The location-scale kernel means likelihood of observed statistics and of intervals, by 32 or 128 densities.
 
     Attributes:
         surrogate: What was learnt, a `ResidualSurrogate`, with interval-valued statistics last.
