@@ -134,6 +134,21 @@ def in_blocks(function: Callable[[Any], Any], rows: Any, size: int = BLOCK) -> A
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
+def for_rows(function: Callable, num: jax.Array, rows: tuple) -> Any:
+    """`function(*row)` for the first `num` of a tuple of rows with a common leading axis, one by one; zeros stand for
+    the others. Traceable: one program serves any number."""
+    function = jax.jit(function)  # traced once
+    shapes = jax.eval_shape(function, *_take(rows, 0))
+    size = len(jax.tree.leaves(rows)[0])
+
+    def fill(i, results):
+        found = function(*_take(rows, i))
+        return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), results, found)
+
+    empty = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), shapes)
+    return jax.lax.fori_loop(0, num, fill, empty)
+
+
 def _take(tree: Any, index: Any) -> Any:
     """Some rows of every array of a pytree."""
     return jax.tree.map(lambda leaf: leaf[index], tree)

@@ -16,7 +16,7 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host, to_host
-from numpyro_kme._core.programs import jitted
+from numpyro_kme._core.programs import for_rows, jitted
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import grid_rows
@@ -295,19 +295,10 @@ def _at_points(method, objective, count, nodes, block, points):
     """`objective.value`, `slope`, `expand` or `report`, by name, for the first `count` reweightings of the block in
     turn, each with its nodes."""
 
-    def one(row):
-        own, of_data, u = row
+    def one(own, of_data, u):
         return getattr(objective, method)(objective.reduce(of_data.weights, of_data.extra), u, own)
 
-    one, rows = jax.jit(one), (nodes, block, points)  # traced once
-    first = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], rows))
-
-    def fill(i, results):
-        result = one(jax.tree.map(lambda leaf: leaf[i], rows))
-        return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), results, result)
-
-    empty = jax.tree.map(lambda leaf: jnp.zeros((BLOCK, *leaf.shape), leaf.dtype), first)
-    return jax.lax.fori_loop(0, count, fill, empty)
+    return for_rows(one, count, (nodes, block, points))
 
 
 @jitted

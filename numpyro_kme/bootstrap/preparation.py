@@ -37,6 +37,10 @@ FIRST_NODES, MOST, QUIET = 512, 16, 0.08
 """Nodes of the noise to begin with; how many times as many, at most, to move minima by so many posterior standard
 deviations."""
 
+OF_A_RULE, EXACT = 256, 0.01
+"""Nodes of a quadrature rule to begin with, whose error falls exponentially where the simulator is smooth; how far
+twice as many may move minima, in posterior standard deviations."""
+
 FEW_NODES = 128
 """Nodes with which starting points are ranked, and with which direct sums look for what `local.py` refines."""
 
@@ -49,7 +53,8 @@ class Settings:
     Attributes:
         num_samples: Number `B` of replicates, which are the posterior draws.
         num_nodes: Quadrature nodes `M` of the noise in each minimisation. When left out 512, or as many times more, up
-            to 16, as it takes for the noise to move minima by at most 0.08 posterior standard deviations.
+            to 16, as it takes for the noise to move minima by at most 0.08 posterior standard deviations; for data of
+            one number whose noise is one normal 256, or as many times more as it takes for 0.01.
         method: `"newton"`; `"linear"` for one Newton step from the full-data minimum (the influence function);
             `"emulated"` for simulators whose draws jump, are noisy or slow, with `loss=MMD(...)`: the model's mean
             embedding as a function of the parameters is learnt from `num_simulations` draws, by small neural networks,
@@ -254,8 +259,8 @@ def times_needed(ready: Prepared, pilot: Reweightings, draw: Callable[[], Quadra
     error of low-discrepancy points falls about as `1 / M` where the loss is smooth, otherwise as `M^-1/2`. Where there
     is one set of nodes, `draw` makes others."""
     objective, present = ready.objective, ready.nodes
-    if ready.surface is None and len(present.weights) == 1:  # quadrature, which has no error
-        return 1
+    if ready.surface is None and len(present.weights) == 1:
+        return _times_of_a_rule(ready, pilot, draw)
     sets = np.arange(min(len(present.weights), BLOCK))
     if ready.surface is None:
         # with covariates each datum has nodes of its own, whose errors show under unequal weights
@@ -277,6 +282,17 @@ def times_needed(ready: Prepared, pilot: Reweightings, draw: Callable[[], Quadra
     ratio = np.sqrt(1.0 + 0.5**rate) * (1.0 if ready.surface is None else 2.0)
     moved = ratio * _root_mean_square((moves - moves.mean(axis=0)) / ready.scale)
     return int(2.0 ** np.ceil(rate * np.log2(moved / QUIET))) if moved > QUIET else 1
+
+
+def _times_of_a_rule(ready: Prepared, pilot: Reweightings, draw: Callable[[], QuadratureNodes]) -> int:
+    """The same of a quadrature rule on a grid, by minima with twice as many nodes; others have no error."""
+    if not ready.objective.has_cheap_hessian:
+        return 1
+    finer = draw()
+    finer = ready.objective.adapt_nodes(ready.fit.u, finer.weights.shape[1]) or finer
+    gradients = [Problems(ready.objective, nodes, pilot).slopes(ready.fit.u)[1] for nodes in (ready.nodes, finer)]
+    moves = newton_step(ready.fit.hessian, gradients[1] - gradients[0])
+    return 2 if _root_mean_square(moves / ready.scale) > EXACT else 1
 
 
 def _root_mean_square(moves: np.ndarray) -> float:

@@ -16,6 +16,7 @@ from numpyro_kme.bootstrap.preparation import (
     FEW_NODES,
     FIRST_NODES,
     MOST,
+    OF_A_RULE,
     Derivatives,
     Prepared,
     Settings,
@@ -187,7 +188,7 @@ def posterior_bootstrap(
     draw = lambda num, sets=blocks: objective.generator.draw_nodes(keys[0], num, sets)  # noqa: E731
     pilot = draw_reweightings(keys[1], objective, process, PILOT + np.arange(BLOCK), 1)
     with progress.phase("minimising the loss of the data", settings.progress_bar):
-        first = min(num_nodes, FEW_NODES) if settings.method == "newton" and localises(objective) else num_nodes
+        first = _first_nodes(num_nodes, objective, settings)
         ready = prepare(keys[2], objective, draw(first), pilot, starts, settings)
     ids = np.arange(settings.num_samples)
 
@@ -202,7 +203,9 @@ def posterior_bootstrap(
             if near[1] >= most or not found.quadrature.noise > NOISY:
                 return replace(found, nodes=to_host(draw(near[1], 1)))
             near = localise(ready, pilot, draw, num_nodes, most, 2 * near[1])
-    if first < num_nodes:
+    if ready.surface is None and _follows_a_rule(objective):
+        num_nodes = first
+    elif first < num_nodes:
         ready = with_nodes(ready, draw(num_nodes), pilot)
     if settings.num_nodes is None:
         ready, num_nodes = with_enough_nodes(ready, pilot, num_nodes, draw)
@@ -270,6 +273,19 @@ def _replicates(
 def _nodes(num_nodes: int, objective: WeightedObjective) -> int:
     """Twice as many where a grid makes them cheap."""
     return num_nodes * (2 if objective.has_cheap_hessian else 1)
+
+
+def _follows_a_rule(objective: WeightedObjective) -> bool:
+    """Whether sums over nodes are those of a quadrature rule, as precise as the simulator is smooth."""
+    generator = objective.generator
+    return objective.has_cheap_hessian and generator.differentiable and generator.by_quadrature
+
+
+def _first_nodes(num_nodes: int, objective: WeightedObjective, settings: Settings) -> int:
+    """Nodes with which the full data are fitted."""
+    if settings.method == "newton" and localises(objective):
+        return min(num_nodes, FEW_NODES)
+    return OF_A_RULE if settings.num_nodes is None and _follows_a_rule(objective) else num_nodes
 
 
 def _quadrature(rng_key, objective, reweightings, found, rows, ready, sd, num) -> Quadrature:

@@ -222,6 +222,11 @@ class Generator:
     covariates: Any = None
     differentiable: bool = field(default=True, metadata=dict(static=True))
 
+    @property
+    def by_quadrature(self) -> bool:
+        """Whether nodes are those of a quadrature rule: the noise is one standard normal, the same for all data."""
+        return isinstance(self.noise, NormalNoise) and self.noise.dim == 1 and self.covariates is None
+
     def points(self, u: jax.Array, nodes: QuadratureNodes) -> Any:
         """Simulate `(M, ...)` points at the nodes; with covariates, pairs of a covariate and a response."""
         if self.covariates is None:
@@ -289,8 +294,12 @@ def check_points(data: Any, generator: Generator) -> None:
 @on_host
 def _shapes_of_a_point(generator: Generator) -> list[tuple[int, ...]]:
     """Of a covariate, where there are some, and of one simulated point; nothing is simulated."""
-    points = jax.eval_shape(generator.points, *_two_points(generator))
+    points = jax.eval_shape(_points, generator, *_two_points(generator))
     return [leaf.shape[1:] for leaf in jax.tree.leaves(points)]
+
+
+_points = jax.jit(Generator.points)
+"""Traced once for a generator, however many data sets it meets."""
 
 
 @on_host

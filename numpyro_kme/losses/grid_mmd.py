@@ -1,7 +1,7 @@
 """The squared MMD for scalar data, on a grid, with its exact Hessian and with quadrature nodes that suit the model."""
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -155,9 +155,9 @@ def adapted_nodes(generator: Generator, u: np.ndarray, resolution: float, least:
     Returns:
         One set of nodes, `(1, M, ...)`, or None unless the noise is one standard normal.
     """
-    noise = generator.noise
-    if not (isinstance(noise, NormalNoise) and noise.dim == 1) or generator.covariates is not None:
+    if not generator.by_quadrature:
         return None
+    noise = cast(NormalNoise, generator.noise)
     z = np.linspace(-REACH, REACH, FINE)
     fine = QuadratureNodes(noise.push(z[:, None]), jnp.asarray(np.ones(FINE)))
     y = np.ravel(np.asarray(_points(generator, u, fine)))

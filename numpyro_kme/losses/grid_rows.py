@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import in_blocks, jitted
+from numpyro_kme._core.programs import for_rows, jitted
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import TaylorExpansion
 from numpyro_kme.losses.generator import BLOCK, Generator, QuadratureNodes
@@ -19,7 +19,8 @@ from numpyro_kme.losses.grid import Grid
 def evaluate(method: str, objective: Any, nodes: QuadratureNodes, reweightings: Any, u: np.ndarray) -> Any:
     """`objective.value`, `slope`, `expand` or `report` by name, for each reweighting at its parameters.
 
-    No row depends on the others: sums run over one row at a time, and the simulator in blocks of a fixed size.
+    No row depends on the others: sums and the simulator, whose programs are those of any number, take one row at a
+    time.
 
     Args:
         method: What to evaluate.
@@ -29,9 +30,12 @@ def evaluate(method: str, objective: Any, nodes: QuadratureNodes, reweightings: 
         u: Parameters `(R, p)`.
     """
     order = {"value": 0, "report": 0, "slope": 1, "expand": 2}[method]
-    block = partial(_block, order, method == "report", objective, nodes)
-    weights, extra, sets = reweightings.weights, reweightings.extra, reweightings.sets
-    return in_blocks(lambda rows: block(*rows), (np.asarray(weights), extra, np.asarray(sets), np.asarray(u)), BLOCK)
+    weights, extra, sets = reweightings.weights, reweightings.extra, np.asarray(reweightings.sets)
+    rows, blocks = (np.asarray(weights), extra, sets, np.asarray(u)), []
+    for start in range(0, len(u), BLOCK):
+        block = (None if leaf is None else leaf[start : start + BLOCK] for leaf in rows)
+        blocks.append(_block(order, method == "report", objective, nodes, *block))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
 
 
 def _block(order, reports, objective, nodes, weights, extra, sets, u):
@@ -41,7 +45,7 @@ def _block(order, reports, objective, nodes, weights, extra, sets, u):
         points = np.concatenate([np.repeat(points, len(u), axis=0), extra.reshape(len(u), -1)], axis=1)
     data, v = grid.embed_rows(points, weights), np.asarray(nodes.weights)[sets]
     norm = _inner(grid, data, data)
-    y, *tangents = map(np.asarray, (_moves if order else _scalars)(generator, nodes.values, sets, u))
+    y, *tangents = _simulated(_moves if order else _scalars, generator, nodes.values, sets, u)
     stencil = grid.stencil(y, derivatives=order > 0)
     model = grid.charges_of_rows(stencil.cells, stencil.weights * v[..., None])
     q, s, pairs = _inner(grid, model, model), _inner(grid, model, data), np.ones(len(u))
@@ -69,7 +73,7 @@ def _block(order, reports, objective, nodes, weights, extra, sets, u):
     steps = np.stack([[2.0 * pairs * _inner(grid, model, c), _inner(grid, data, c)] for c in change])  # (p, 2, R)
     products = np.array([[_inner(grid, a, b) for b in change] for a in change])
     hessian = np.moveaxis(2.0 * pairs * by[0] * products + np.einsum("air,ijr,bjr->abr", steps, by_by, steps), 2, 0)
-    curved = np.asarray(_curved(generator, nodes.values, sets, u, first))
+    (curved,) = _simulated(_curved, generator, nodes.values, sets, u, first)
     pulled = np.swapaxes(tangents, 1, 2)
     return TaylorExpansion(value + norm, gradient, hessian + curved + (pulled * second[:, None]) @ tangents)
 
@@ -90,28 +94,35 @@ def _of_row(generator: Generator, values: Any, number: jax.Array, u: jax.Array) 
     return jnp.ravel(generator.points(u, QuadratureNodes(own, jnp.ones(()))))
 
 
+def _simulated(program: Any, generator: Generator, values: Any, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What a program finds for at most `BLOCK` rows."""
+    num = len(rows[0])
+    padded = (np.concatenate([row, np.repeat(row[:1], BLOCK - num, axis=0)]) for row in rows)
+    return tuple(np.asarray(found)[:num] for found in program(generator, values, num, *padded))
+
+
 @jitted
-def _scalars(generator, values, sets, u):
+def _scalars(generator, values, num, *rows):
     """Simulated scalars of each row, `(R, M)`."""
-    return jax.lax.map(lambda row: (_of_row(generator, values, *row),), (sets, u))
+    return for_rows(lambda number, u: (_of_row(generator, values, number, u),), num, rows)
 
 
 @jitted
-def _moves(generator, values, sets, u):
+def _moves(generator, values, num, *rows):
     """Simulated scalars of each row, and their derivatives, `(R, M)` and `(R, M, p)`."""
 
-    def one(row):
-        scalars = lambda t: _of_row(generator, values, row[0], t)  # noqa: E731
-        return scalars(row[1]), jax.jacfwd(scalars)(row[1])
+    def of_row(number, u):
+        scalars = partial(_of_row, generator, values, number)
+        return scalars(u), jax.jacfwd(scalars)(u)
 
-    return jax.lax.map(one, (sets, u))
+    return for_rows(of_row, num, rows)
 
 
 @jitted
-def _curved(generator, values, sets, u, first):
-    """Second derivatives `(R, p, p)` of the scalars, summed with `first` `(R, M)`."""
+def _curved(generator, values, num, *rows):
+    """Second derivatives `(R, p, p)` of the scalars, summed with a vector `(R, M)`."""
 
-    def one(row):
-        return jax.hessian(lambda t: jnp.vdot(row[2], _of_row(generator, values, row[0], t)))(row[1])
+    def of_row(number, u, vector):
+        return (jax.hessian(lambda t: jnp.vdot(vector, _of_row(generator, values, number, t)))(u),)
 
-    return jax.lax.map(one, (sets, u, first))
+    return for_rows(of_row, num, rows)

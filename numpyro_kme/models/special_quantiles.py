@@ -1,11 +1,13 @@
 """Quantiles that JAX lacks: of the gamma and Poisson distributions, from the ratio of a tail to the density, which
 neither overflows nor vanishes, however far the tail; of the von Mises distribution, from sums of its density."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.special import gammaln, i0e, i1e, log_ndtr
+from jax.scipy.special import digamma, gammaln, i0e, i1e, log_ndtr
 
 LARGE_SHAPE, LARGE_RATE = 1e6, 1e4
 """Beyond these expansions take the place of sums: Wilson and Hilferty's and Giles's, see `log_gamma` and `poisson`."""
@@ -63,14 +65,32 @@ def _log_gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
 def _(primals, tangents):
     (z, a), (dz, da) = primals, tangents
     u, lower = _log_gamma(z, a), z < 0
-    ratio = _tail_over_density(u, a, lower)
-
-    def log_tail(a):
-        return _log_density(u, a) + jnp.log(_tail_over_density(u, a, lower, with_derivative=True))
-
     by_z = jnp.exp(-0.5 * jnp.square(z) - 0.5 * jnp.log(2.0 * jnp.pi) - _log_density(u, a))
-    along = jax.jvp(log_tail, (a,), (jnp.ones_like(a),))[1]
-    return u, by_z * dz + jnp.where(lower, -ratio, ratio) * along * da
+    ratio = _tail_over_density(u, a, lower)
+    return u, by_z * dz + jnp.where(lower, -ratio, ratio) * _slope(u, a, lower) * da
+
+
+def _log_tail(u: jax.Array, lower: jax.Array, a: jax.Array) -> jax.Array:
+    """`log P(a, x)` or `log Q(a, x)` at `u = log x`, with terms enough for derivatives in the shape."""
+    return _log_density(u, a) + jnp.log(_tail_over_density(u, a, lower, with_derivative=True))
+
+
+@jax.custom_jvp
+def _slope(u: jax.Array, a: jax.Array, lower: jax.Array) -> jax.Array:
+    """Derivative of `_log_tail` in the shape. Its own in `u` is in closed form: series are summed in one direction."""
+    return jax.jvp(partial(_log_tail, u, lower), (a,), (jnp.ones_like(a),))[1]
+
+
+@_slope.defjvp
+def _(primals, tangents):
+    (u, a, lower), (du, da, _) = primals, tangents
+
+    def of_shape(a):
+        return jax.jvp(partial(_log_tail, u, lower), (a,), (jnp.ones_like(a),))
+
+    (log_tail, slope), (_, by_shape) = jax.jvp(of_shape, (a,), (jnp.ones_like(a),))
+    by_u = jnp.where(lower, 1.0, -1.0) * jnp.exp(_log_density(u, a) - log_tail)
+    return slope, by_u * (u - digamma(a) - slope) * du + by_shape * da
 
 
 def _log_density(u: jax.Array, a: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy
 
 from numpyro_kme._core import progress
 from numpyro_kme._core.host import on_host
@@ -450,6 +451,35 @@ def test_nodes_are_doubled_until_others_move_the_draws_by_little(plane, monkeypa
     enough = number().shape[1]
     monkeypatch.setattr(replicates, "NOISY", 0.0)
     assert enough < number().shape[1] == preparation.FIRST_NODES * preparation.MOST
+
+
+def with_a_gap(u, noise):
+    return u[0] + noise[0] + 2.0 * (noise[0] > 0.3)
+
+
+@pytest.mark.parametrize("simulate", [lambda u, z: u[0] + z[0], with_a_gap])
+@pytest.mark.parametrize("first", [8, preparation.OF_A_RULE])
+def test_a_quadrature_rule_has_as_many_nodes_as_its_precision_takes(simulate, first, rng, monkeypatch):
+    monkeypatch.setattr(replicates, "OF_A_RULE", first)
+    x = simulate(np.array([0.5]), rng.normal(size=(1, 400)))
+    generator = Generator(simulate, NormalNoise(1), 1)
+    loss = MMD(Gaussian(1.0)).objective(x, generator)
+    found = posterior_bootstrap(jax.random.key(3), loss, STARTS[:, :1], None, Settings(num_samples=16))
+    num = found.nodes.weights.shape[1]
+    assert num == first if first > 8 else num > first
+    z = 0.3 + 0.01 * (np.arange(-800, 800) + 0.5)  # the gap is between two of them
+    v = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
+    y = simulate(np.zeros(1), z[None])
+
+    def slope(u, w):  # of the only part of the loss that a location changes
+        apart = x[:, None] - u - y
+        return -2.0 * w @ (np.exp(-0.5 * apart**2) * apart) @ v
+
+    exact = [
+        scipy.optimize.brentq(slope, u - 0.5, u + 0.5, (w,)) for (u,), w in zip(found.u, found.reweightings.weights)
+    ]
+    error = np.sqrt(np.mean(np.square(found.u[:, 0] - exact))) / np.std(exact)
+    assert error < preparation.EXACT
 
 
 def test_starting_points_that_all_fail_are_named():
