@@ -12,6 +12,9 @@ from jax.scipy.special import digamma, gammaln, i0e, i1e, log_ndtr
 LARGE_SHAPE, LARGE_RATE = 1e6, 1e4
 """Beyond these expansions take the place of sums: Wilson and Hilferty's and Giles's, see `log_gamma` and `poisson`."""
 
+AT_ONCE = 2
+"""Terms between tests whether a sum is precise: a test takes as long as a term."""
+
 
 def log_gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
     """Logarithm of the quantile at `ndtr(z)` of the gamma distribution of a shape `a` and rate 1.
@@ -65,20 +68,29 @@ def _log_gamma(z: jax.Array, shape: jax.Array) -> jax.Array:
 def _(primals, tangents):
     (z, a), (dz, da) = primals, tangents
     u, lower = _log_gamma(z, a), z < 0
-    by_z = jnp.exp(-0.5 * jnp.square(z) - 0.5 * jnp.log(2.0 * jnp.pi) - _log_density(u, a))
-    ratio = _tail_over_density(u, a, lower)
+    log_density = _log_density(u, a)
+    by_z = jnp.exp(-0.5 * jnp.square(z) - 0.5 * jnp.log(2.0 * jnp.pi) - log_density)
+    ratio = jnp.exp(_log_tail(u, a, lower) - log_density)
     return u, by_z * dz + jnp.where(lower, -ratio, ratio) * _slope(u, a, lower) * da
 
 
-def _log_tail(u: jax.Array, lower: jax.Array, a: jax.Array) -> jax.Array:
-    """`log P(a, x)` or `log Q(a, x)` at `u = log x`, with terms enough for derivatives in the shape."""
-    return _log_density(u, a) + jnp.log(_tail_over_density(u, a, lower, with_derivative=True))
+@jax.custom_jvp
+def _log_tail(u: jax.Array, a: jax.Array, lower: jax.Array) -> jax.Array:
+    """`log P(a, x)` or `log Q(a, x)` at `u = log x`."""
+    return _summed(u, lower, a)
+
+
+@_log_tail.defjvp
+def _(primals, tangents):
+    (u, a, lower), (du, da, _) = primals, tangents
+    log_tail = _log_tail(u, a, lower)
+    return log_tail, _along(u, a, lower, log_tail) * du + _slope(u, a, lower) * da
 
 
 @jax.custom_jvp
 def _slope(u: jax.Array, a: jax.Array, lower: jax.Array) -> jax.Array:
     """Derivative of `_log_tail` in the shape. Its own in `u` is in closed form: series are summed in one direction."""
-    return jax.jvp(partial(_log_tail, u, lower), (a,), (jnp.ones_like(a),))[1]
+    return jax.jvp(partial(_summed, u, lower), (a,), (jnp.ones_like(a),))[1]
 
 
 @_slope.defjvp
@@ -86,11 +98,20 @@ def _(primals, tangents):
     (u, a, lower), (du, da, _) = primals, tangents
 
     def of_shape(a):
-        return jax.jvp(partial(_log_tail, u, lower), (a,), (jnp.ones_like(a),))
+        return jax.jvp(partial(_summed, u, lower), (a,), (jnp.ones_like(a),))
 
     (log_tail, slope), (_, by_shape) = jax.jvp(of_shape, (a,), (jnp.ones_like(a),))
-    by_u = jnp.where(lower, 1.0, -1.0) * jnp.exp(_log_density(u, a) - log_tail)
-    return slope, by_u * (u - digamma(a) - slope) * du + by_shape * da
+    return slope, _along(u, a, lower, log_tail) * (u - digamma(a) - slope) * du + by_shape * da
+
+
+def _summed(u: jax.Array, lower: jax.Array, a: jax.Array) -> jax.Array:
+    """`_log_tail` by sums, with as many terms as derivatives in the shape take."""
+    return _log_density(u, a) + jnp.log(_tail_over_density(u, a, lower, with_derivative=True))
+
+
+def _along(u: jax.Array, a: jax.Array, lower: jax.Array, log_tail: jax.Array) -> jax.Array:
+    """Derivative of `_log_tail` in `u`."""
+    return jnp.where(lower, 1.0, -1.0) * jnp.exp(_log_density(u, a) - log_tail)
 
 
 def _log_density(u: jax.Array, a: jax.Array) -> jax.Array:
@@ -108,16 +129,21 @@ def _tail_over_density(u: jax.Array, a: jax.Array, lower: jax.Array, with_deriva
 
     def add(state):
         number, term, total = state
-        term = term * within / (number + 1.0)
-        return number + 1.0, term, total + term
+        for _ in range(AT_ONCE):
+            number = number + 1.0
+            term = term * within / number
+            total = total + term
+        return number, term, total
 
     below = lax.while_loop(lambda state: jnp.any(state[1] > eps * state[2]), add, (a, 1.0 / a, 1.0 / a))[2]
 
     def continue_fraction(state):
         number, b, c, d, value, _ = state
-        top, b = -number * (number - a), b + 2.0
-        c, d = b + top / c, 1.0 / (b + top * d)
-        return number + 1.0, b, c, d, value * c * d, c * d
+        for _ in range(AT_ONCE):
+            top, b = -number * (number - a), b + 2.0
+            c, d = b + top / c, 1.0 / (b + top * d)
+            number, value = number + 1.0, value * c * d
+        return number, b, c, d, value, c * d
 
     # about exp(-4 sqrt(n x)) is left after n terms
     least_terms, b = 12.0 + 81.0 / beyond if with_derivative else 0.0, beyond + 1.0 - a

@@ -41,6 +41,17 @@ def test_quantiles_of_the_gamma_distribution_and_their_derivatives(log_gamma, sh
 
 
 @pytest.mark.x64
+@pytest.mark.parametrize("shape", [0.7, 1.0, 2.0, 6.0])
+def test_second_derivatives_of_gamma_quantiles_at_whole_shapes_too(shape):
+    """Where the continued fraction of the upper tail ends early, and its derivatives do not."""
+    slope = jax.jit(jax.vmap(jax.grad(lambda a, z: special_quantiles.log_gamma(z, a)), (None, 0)))
+    z, h = np.array([-6.0, -1.0, 0.3, 0.6, 1.0, 1.2, 2.0, 6.0]), 1e-4
+    by_shape = jax.jit(jax.jacfwd(slope))(shape, z)
+    by_differences = (slope(shape * (1.0 + h), z) - slope(shape * (1.0 - h), z)) / (2.0 * h * shape)
+    np.testing.assert_allclose(by_shape, by_differences, rtol=1e-5)
+
+
+@pytest.mark.x64
 def test_poisson_numbers_of_many_rates_by_one_program():
     """Exact up to rates of 10,000, and one off at most above."""
     z, rates = np.linspace(-6.01, 6.02, 40), np.array([0.01, 3.0, 200.0, 4000.0, 2e4, 3e6])
