@@ -252,13 +252,17 @@ def exact(case: Case, x: np.ndarray, start: np.ndarray) -> np.ndarray:
     return np.array(constrained(min(found, key=lambda one: one.fun).x))
 
 
+def engine_of(name: str) -> tuple[kme.PosteriorBootstrap, dict]:
+    """Of 100 replicates by default settings, and what its model is given beside data."""
+    given = {} if CASES[name].covariate is None else {"t": CASES[name].covariate}
+    covariates = "t" if given else None
+    return kme.PosteriorBootstrap(MODELS[name], num_samples=100, progress_bar=False, covariates=covariates), given
+
+
 def measure(name: str, outliers: float, seed: int) -> dict:
     """One data set."""
     case, x = CASES[name], data(CASES[name], outliers, seed)
-    given, settings = {}, {}
-    if case.covariate is not None:
-        given, settings = {"t": case.covariate}, {"covariates": "t"}
-    engine = kme.PosteriorBootstrap(MODELS[name], num_samples=100, progress_bar=False, **settings)
+    engine, given = engine_of(name)
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -14,6 +14,7 @@ import warnings
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from scipy import stats
@@ -21,7 +22,7 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import pdist
 
 import numpyro_kme as kme
-from benchmarks.bootstrap.npl_breadth import CASES, MODELS, POSITIVE, data
+from benchmarks.bootstrap.npl_breadth import CASES, POSITIVE, data, engine_of
 from benchmarks.bootstrap.npl_speed import baseline, timed
 from benchmarks.helpers import report
 
@@ -69,7 +70,7 @@ def exact(name: str, x: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> 
 def measure(name: str, seed: int) -> dict:
     """One data set: what covers the truth, and how far replicates are from the exact minimisers."""
     x = np.asarray(data(CASES[name], 0.0, 1000 + seed), np.float64)
-    engine = kme.PosteriorBootstrap(MODELS[name], num_samples=100, progress_bar=False)
+    engine, _ = engine_of(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine.run(jax.random.key(seed), x)
@@ -84,19 +85,29 @@ def measure(name: str, seed: int) -> dict:
 def seconds(name: str) -> dict:
     """Of 100 replicates by the engine, first and later, and of one by the published algorithm."""
     case = CASES[name]
-    engine = kme.PosteriorBootstrap(MODELS[name], num_samples=100, progress_bar=False)
+    engine, given = engine_of(name)
     x = [data(case, 0.0, 2000 + seed) for seed in range(4)]
-    first, *later = (timed(lambda one=one: engine.run(jax.random.key(0), one))[0] for one in x)
+    first, *later = (timed(lambda one=one: engine.run(jax.random.key(0), one, **given))[0] for one in x)
     maps = [dist.biject_to(prior.support) for prior in case.priors.values()]
-    lifted = kme.lift_noise(case.simulate, *case.truth)
     start = [float(t.inv(value)) for t, value in zip(maps, case.truth)]
+    points = x[1].reshape(len(x[1]), -1)
+    if given:  # pairs of a covariate and a response: the kernel compares both
+        lifted = kme.lift_noise(case.simulate, np.array(case.truth), case.covariate[0])
+        points = np.column_stack([case.covariate, points])
+    else:
+        lifted = kme.lift_noise(case.simulate, *case.truth)
     noise = np.random.default_rng(0).normal(size=(512, lifted.dim))
-    scale = float(np.median(pdist(x[1].reshape(len(x[1]), -1))))
+    if given:
+        noise = np.column_stack([noise, np.resize(case.covariate, 512)])
 
     def simulate(u, z):
-        return lifted(z, *(t(one) for t, one in zip(maps, u)))
+        params = [t(one) for t, one in zip(maps, u)]
+        if given:
+            return jnp.stack([z[-1], lifted(z[:-1], jnp.stack(params), z[-1])])
+        return lifted(z, *params)
 
-    published = baseline(simulate, scale, x[1], noise, start, 50, "float32", 3)[0]
+    scale = float(np.median(pdist(points)))
+    published = baseline(simulate, scale, np.squeeze(points), noise, start, 50, "float32", 3)[0]
     return {"first": first, "later": min(later), "published": published}
 
 
