@@ -237,7 +237,7 @@ def with_enough_nodes(
     ready: Prepared, pilot: Reweightings, num: int, draw: Callable[[int], QuadratureNodes]
 ) -> tuple[Prepared, int]:
     """As many more of `num` nodes as it takes for others to move minima by at most `QUIET` posterior standard
-    deviations, at most `MOST` times as many; `draw(num)` makes them."""
+    deviations, or `EXACT` of a quadrature rule, at most `MOST` times as many; `draw(num)` makes them."""
     most = MOST * num
     if ready.surface is not None and len(ready.nodes.weights) == 1:  # of which two may agree by chance
         num *= 4
@@ -288,8 +288,8 @@ def _times_of_a_rule(ready: Prepared, pilot: Reweightings, draw: Callable[[], Qu
     """The same of a quadrature rule on a grid, by minima with twice as many nodes; others have no error."""
     if not ready.objective.has_cheap_hessian:
         return 1
-    finer = draw()
-    finer = ready.objective.adapt_nodes(ready.fit.u, finer.weights.shape[1]) or finer
+    # of what there are: those adapted to heavy tails are more than were asked for
+    finer = ready.objective.adapt_nodes(ready.fit.u, 2 * ready.nodes.weights.shape[1]) or draw()
     gradients = [Problems(ready.objective, nodes, pilot).slopes(ready.fit.u)[1] for nodes in (ready.nodes, finer)]
     moves = newton_step(ready.fit.hessian, gradients[1] - gradients[0])
     return 2 if _root_mean_square(moves / ready.scale) > EXACT else 1

@@ -301,7 +301,9 @@ def _quadrature(rng_key, objective, reweightings, found, rows, ready, sd, num) -
     if isinstance(objective, LocalMMD):
         objective, nodes = finer(rng_key, objective, ready.nodes, num, len(reweightings))
     else:
-        objective, nodes = objective.refined(), objective.adapt_nodes(full.u, num)
+        # twice what there are: nodes adapted to heavy tails are more than were asked for
+        twice = max(num, 2 * ready.nodes.weights.shape[1])
+        objective, nodes = objective.refined(), objective.adapt_nodes(full.u, twice)
         if nodes is None:
             nodes = objective.generator.draw_nodes(rng_key, num, len(reweightings))
     own = 0 if ready.surface else len(nodes.weights) - 1  # what shares its design's simulations shares nodes
