@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, progress
+from numpyro_kme._core import progress
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host, to_host
 from numpyro_kme._core.programs import for_rows, jitted
@@ -270,19 +270,12 @@ def _over_blocks(function, problems, points):
         index = np.minimum(np.arange(first, first + BLOCK), len(reweightings) - 1)
         count = min(BLOCK, len(reweightings) - first)
         block, where = reweightings.rows(index), number % len(devices)
-        sets = block.sets if points.ndim == 2 else block.sets[:1]
-        nodes = jax.tree.map(partial(_pick, sets), problems.nodes)
+        own = block if points.ndim == 2 else block.rows(np.zeros(1, int))
+        nodes = objective.nodes_of(problems.nodes, own.sets, own.weights)
         rows = nodes, block, points[index] if points.ndim == 2 else points[:, 0]
         results.append(function(fixed[where], *jax.device_put((count, *rows), devices[where])))
     results = [to_host(result) for result in results]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(reweightings)], *results)
-
-
-def _pick(index, leaf):
-    """Some rows, of keys by NumPy too: JAX would compile that for each number of rows."""
-    if not checks.is_key(leaf):
-        return leaf[index]
-    return jax.random.wrap_key_data(np.asarray(jax.random.key_data(leaf))[index], impl=jax.random.key_impl(leaf))
 
 
 def _strong(leaf):

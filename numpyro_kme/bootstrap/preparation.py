@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from operator import itemgetter
+from typing import Any, Literal, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
@@ -24,6 +26,7 @@ from numpyro_kme.bootstrap.fit import (
 from numpyro_kme.bootstrap.newton import Problems
 from numpyro_kme.bootstrap.surface import Surface, settle
 from numpyro_kme.bootstrap.weights import Reweightings
+from numpyro_kme.kernels.base import num_points
 from numpyro_kme.losses.base import Differenced, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
 
@@ -42,7 +45,7 @@ OF_A_RULE, EXACT = 256, 0.01
 twice as many may move minima, in posterior standard deviations."""
 
 FEW_NODES = 128
-"""Nodes with which starting points are ranked, and with which direct sums look for what `local.py` refines."""
+"""Nodes with which starting points are ranked and followed at first; and data, where each has nodes of its own."""
 
 
 @shown
@@ -180,44 +183,85 @@ def prepare(
         starts: `(S, p)`.
         settings: Sizes.
     """
-    rough = nodes
-    if not objective.has_cheap_hessian and nodes.weights.shape[1] > FEW_NODES:
-        rough = objective.generator.draw_nodes(rng_key, FEW_NODES, 1)
-    ranked, width = rank_starts(objective.smoothed(), rough, starts), starting_scale(starts)
+    few = _Few(objective, nodes, pilot)
+    even = not (objective.has_cheap_hessian and objective.generator.noise.independent)
+    if nodes.weights.shape[1] > FEW_NODES and even:
+        few = _with_few(rng_key, objective, pilot)
+    ranked, width = rank_starts(few.objective.smoothed(), few.nodes, starts), starting_scale(starts)
     box = np.min(starts, axis=0), np.max(starts, axis=0)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
         ranked = ranked[:BLOCK]
     derivatives = Derivatives(objective.generator.differentiable, None)
     if derivatives.automatic:
-        adapted, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, ranked, width, box)
+        adapted, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, ranked, width, box, few)
         flat = scale < 1e-6 * width  # no derivative at all: look over a wide step
         steps = np.where(flat, NARROW * width, np.minimum(scale, WIDE * width))
-        disagreement = compare_derivatives(Problems(objective, adapted, pilot), full.u, steps)
+        told = replace(few, nodes=adapted) if few.objective is objective else few
+        disagreement = compare_derivatives(Problems(*vars(told).values()), full.u, steps)
         derivatives = Derivatives(bool((disagreement <= DISAGREE).all()), disagreement)
         if derivatives.automatic:
             return Prepared(objective, adapted, full, scale, pool, derivatives)
     objective = Differenced(objective, 0.1 * width)
     best = ranked[:BLOCK]
     for _ in range(2):
-        nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width, box)
+        few = _Few(objective, nodes, pilot)
+        nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width, box, few)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
     first = Surface(full.u, np.diag(np.clip(scale, NARROW * width, WIDE * width)))
     return Prepared(objective, nodes, full, scale, pool, derivatives, first).on(nodes, pilot)
 
 
-def _fit_and_adapt(objective, nodes, pilot, starts, width, box) -> tuple[QuadratureNodes, Fit, np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class _Few:
+    """With what to look from many starts: a loss, its nodes, and the pilot reweightings."""
+
+    objective: WeightedObjective
+    nodes: QuadratureNodes
+    pilot: Reweightings
+
+
+def _with_few(rng_key: jax.Array, objective: WeightedObjective, pilot: Reweightings) -> _Few:
+    """The same with few nodes, or with nodes of few data where these have nodes of their own."""
+    generator, covariates = objective.generator, objective.generator.covariates
+    if covariates is not None and num_points(covariates) > FEW_NODES:
+        n = num_points(covariates)
+        chosen = np.random.default_rng(0).permutation(n)[:FEW_NODES]  # of one number of data the same: one program
+        covariates, data = jax.tree.map(itemgetter(chosen), (covariates, objective.data))
+        simulate = _OfSome(generator.simulate, tuple(chosen.tolist()))
+        generator, pilot = replace(generator, simulate=simulate, covariates=covariates), pilot.of_some_data(chosen, n)
+        objective = replace(cast(Any, objective), generator=generator, data=data)
+    return _Few(objective, generator.draw_nodes(rng_key, FEW_NODES, 1), pilot)
+
+
+@dataclass(frozen=True)
+class _OfSome:
+    """A simulator with covariates, of some of the data by their numbers."""
+
+    simulate: Callable
+    chosen: tuple[int, ...]
+
+    def __call__(self, u, noise, i):
+        return self.simulate(u, noise, jnp.asarray(self.chosen)[i])
+
+
+def _fit_and_adapt(
+    objective, nodes, pilot, starts, width, box, few
+) -> tuple[QuadratureNodes, Fit, np.ndarray, np.ndarray]:
     """Minimise on the full data, adapt the nodes to the minimum, and take a first look at the posterior's scale; also
-    what the starts had come to half way.
+    what the starts had come to half way, by the loss and the nodes `few`.
 
     The way leads over a smoother loss: with the kernel's own width a model with heavy tails has gaps between its nodes,
     in which starts settle at false minima.
     """
     least = nodes.weights.shape[1]
-    pool = _brought_back(look(objective.smoothed(), nodes, starts, width), starts, box)
+    pool = _brought_back(look(few.objective.smoothed(), few.nodes, starts, width), starts, box)
     nodes = objective.adapt_nodes(pool[0], least) or nodes
     # starts followed to the end
-    full = fit(objective, nodes, pool[:6], width)
+    if few.objective is objective:
+        full = fit(objective, nodes, pool[:6], width)
+    else:
+        full = refit(objective, nodes, fit(few.objective, few.nodes, pool[:6], width))
     adapted = objective.adapt_nodes(full.u, least)
     if adapted is not None:
         nodes, full = adapted, refit(objective, adapted, full)

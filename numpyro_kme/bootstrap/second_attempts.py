@@ -1,5 +1,7 @@
 """Second attempts at minima of replicates: where the first stopped short, and from elsewhere."""
 
+from operator import itemgetter
+
 import jax
 import numpy as np
 
@@ -44,18 +46,28 @@ def restart(
     moved = np.zeros(len(every_one), bool)
 
     def lower(index, start):
+        """Rows that have a lower minimum elsewhere, and these minima."""
         elsewhere = problems.rows(index).solve(start, full.hessian, careful)
-        polished = problems.rows(index).solve(elsewhere.u, elsewhere.hessian, control)
+        # twice the fall that the step which is left promises; a loss that jumps says nothing of it
+        with np.errstate(all="ignore"):
+            least = elsewhere.value + np.sum(elsewhere.gradient * elsewhere.remaining, axis=1)
+        hopeful = np.flatnonzero((least < found.value[index]) | (not problems.objective.is_smooth))
+        if not len(hopeful):
+            return hopeful, elsewhere
+        index = index[hopeful]
+        first = jax.tree.map(itemgetter(hopeful), elsewhere)
+        polished = problems.rows(index).solve(first.u, first.hessian, control)
         apart = np.abs((polished.u - found.u[index]) / control.scale).max(axis=1) > 0.1
         apart &= np.ones(len(apart), bool) if surface is None else ~surface.holds(polished.u)
-        return polished, apart & (polished.value < found.value[index])
+        better = np.flatnonzero(apart & (polished.value < found.value[index]))
+        return index[better], jax.tree.map(itemgetter(better), polished)
 
     which = np.arange(len(some)) % len(pool)
-    polished, better = lower(some, pool[which])
-    for start in np.unique(which[better]):
-        polished, better = lower(every_one, pool[start])
-        found = keep_lower(found, jax.tree.map(lambda leaf, rows=better: leaf[rows], polished), every_one[better])
-        moved |= better
+    better, _ = lower(some, pool[which])
+    for start in np.unique(which[np.isin(some, better)]):
+        better, polished = lower(every_one, pool[start])
+        found = keep_lower(found, polished, better)
+        moved[better] = True
     return found, moved, len(some)
 
 

@@ -45,6 +45,11 @@ class Reweightings:
         """Select rows."""
         return jax.tree.map(lambda leaf: leaf[index], self)
 
+    def of_some_data(self, chosen: np.ndarray, n: int) -> "Reweightings":
+        """The same of some of the `n` data, by number, with the first node set."""
+        weights = self.weights[:, np.concatenate([chosen, np.arange(n, self.weights.shape[1])])]
+        return Reweightings(weights / weights.sum(axis=1, keepdims=True), self.extra, np.zeros(len(self), int))
+
 
 @frozen
 class DirichletProcess:

@@ -27,6 +27,7 @@ from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.coordinates import Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.staging import in_stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +195,7 @@ class IidModel:
             differentiable=simulator.has_rsample,
         )
         differentiable = generator.differentiable and has_derivatives(generator)
-        return replace(generator, differentiable=differentiable)
+        return _in_stages(replace(generator, differentiable=differentiable))
 
     @property
     def noise(self) -> str:
@@ -253,6 +254,22 @@ class IidModel:
     def _run(self, u):
         """The trace at unconstrained parameters, and the simulator where there is one."""
         return tracing.run(self.model, self.args, self.kwargs, None, self.target.constrain(u))
+
+
+@on_host
+def _in_stages(generator: Generator) -> Generator:
+    """The same with what follows from the noise alone as a part of the noise, where it follows from normals."""
+    noise, simulate = generator.noise, generator.simulate
+    if not isinstance(noise, NormalNoise):
+        return generator
+    z, u = (jax.ShapeDtypeStruct((size,), np.float64) for size in (noise.dim, generator.dim))
+    row = () if generator.covariates is None else (jax.ShapeDtypeStruct((), int),)
+    stages = in_stages(lambda z, u, *row: simulate(u, noise.transform(z), *row), z, u, *row)
+    if stages is None:
+        return generator
+    of_noise, rest = stages
+    staged = NormalNoise(noise.dim, of_noise)
+    return replace(generator, noise=staged, simulate=lambda u, value, *row: rest(value, u, *row))
 
 
 @frozen

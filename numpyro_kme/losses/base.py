@@ -76,6 +76,10 @@ class WeightedObjective(abc.ABC):
         """
         return jnp.zeros(weights.shape[0], weights.dtype)
 
+    def nodes_of(self, nodes: QuadratureNodes, sets: np.ndarray, weights: np.ndarray) -> QuadratureNodes:
+        """Nodes of reweightings, `(R, M, ...)`, by the numbers of their sets `(R,)`, and their weights `(R, n)`."""
+        return nodes.of_sets(sets)
+
     def adapt_nodes(self, u: np.ndarray, least: int) -> QuadratureNodes | None:
         """At least `least` quadrature nodes adapted to the model at `u`; None where there are no better ones."""
         return None

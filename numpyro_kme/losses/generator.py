@@ -32,12 +32,24 @@ class QuadratureNodes(NamedTuple):
     """Noise values `(M, ...)` with weights `(M,)` that sum to one: they stand for the distribution of the noise.
 
     `correction` is for a local loss, see `LocalMMD`: what the embedding of many more nodes has beyond that of these,
-    and its derivatives, `(r, 1 + p)`; with covariates for each of them, `(n, r, 1 + p)`.
+    and its derivatives, `(r, 1 + p)`; with covariates for each of them, `(n, r, 1 + p)`, or their mean under the
+    weights of the data.
     """
 
     values: Any
     weights: jax.Array
     correction: Any = None
+
+    def of_sets(self, sets: np.ndarray) -> "QuadratureNodes":
+        """One set of nodes for each row, of sets `(sets, M, ...)` by number `(R,)`."""
+        return jax.tree.map(partial(pick, sets), self)
+
+
+def pick(index: Any, leaf: Any) -> Any:
+    """Some rows, of keys by NumPy too: JAX would compile that for each number of rows."""
+    if not checks.is_key(leaf):
+        return np.asarray(leaf)[index]
+    return jax.random.wrap_key_data(np.asarray(jax.random.key_data(leaf))[index], impl=jax.random.key_impl(leaf))
 
 
 class Noise(abc.ABC):

@@ -11,16 +11,18 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import for_rows, jitted
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import TaylorExpansion
-from numpyro_kme.losses.generator import BLOCK, Generator, QuadratureNodes
+from numpyro_kme.losses.generator import BLOCK, Generator, QuadratureNodes, pick
 from numpyro_kme.losses.grid import Grid
+
+CHUNK, TASKS = 64, 64
+"""Nodes that are simulated together, and how many times: one program serves any number of nodes and rows."""
 
 
 @on_host
 def evaluate(method: str, objective: Any, nodes: QuadratureNodes, reweightings: Any, u: np.ndarray) -> Any:
     """`objective.value`, `slope`, `expand` or `report` by name, for each reweighting at its parameters.
 
-    No row depends on the others: sums and the simulator, whose programs are those of any number, take one row at a
-    time.
+    No row depends on the others: sums and the simulator take one row at a time.
 
     Args:
         method: What to evaluate.
@@ -45,7 +47,7 @@ def _block(order, reports, objective, nodes, weights, extra, sets, u):
         points = np.concatenate([np.repeat(points, len(u), axis=0), extra.reshape(len(u), -1)], axis=1)
     data, v = grid.embed_rows(points, weights), np.asarray(nodes.weights)[sets]
     norm = _inner(grid, data, data)
-    y, *tangents = _simulated(_moves if order else _scalars, generator, nodes.values, sets, u)
+    y, *tangents = _simulated((_scalars, _moves, _bends)[order], generator, nodes, sets, u)
     stencil = grid.stencil(y, derivatives=order > 0)
     model = grid.charges_of_rows(stencil.cells, stencil.weights * v[..., None])
     q, s, pairs = _inner(grid, model, model), _inner(grid, model, data), np.ones(len(u))
@@ -64,7 +66,7 @@ def _block(order, reports, objective, nodes, weights, extra, sets, u):
     witness = grid.potential(2.0 * (pairs * by[0])[:, None] * model + by[1][:, None] * data)
     at_cells = _at(witness, stencil.cells)
     first, second = (v * np.einsum("rmk,rmk->rm", at_cells, by_y) for by_y in (stencil.first, stencil.second))
-    tangents = tangents[0]
+    tangents, *bends = tangents
     gradient = (first[:, None] @ tangents)[:, 0]
     if order == 1:
         return value + norm, gradient
@@ -73,7 +75,7 @@ def _block(order, reports, objective, nodes, weights, extra, sets, u):
     steps = np.stack([[2.0 * pairs * _inner(grid, model, c), _inner(grid, data, c)] for c in change])  # (p, 2, R)
     products = np.array([[_inner(grid, a, b) for b in change] for a in change])
     hessian = np.moveaxis(2.0 * pairs * by[0] * products + np.einsum("air,ijr,bjr->abr", steps, by_by, steps), 2, 0)
-    (curved,) = _simulated(_curved, generator, nodes.values, sets, u, first)
+    curved = np.einsum("rm,rmab->rab", first, bends[0])
     pulled = np.swapaxes(tangents, 1, 2)
     return TaylorExpansion(value + norm, gradient, hessian + curved + (pulled * second[:, None]) @ tangents)
 
@@ -88,41 +90,63 @@ def _at(potential: np.ndarray, cells: np.ndarray) -> np.ndarray:
     return np.take_along_axis(potential, cells.reshape(len(cells), -1), axis=1).reshape(cells.shape)
 
 
-def _of_row(generator: Generator, values: Any, number: jax.Array, u: jax.Array) -> jax.Array:
-    """Simulated scalars `(M,)` with one set of nodes."""
-    own = jax.tree.map(lambda leaf: leaf[number], values)
-    return jnp.ravel(generator.points(u, QuadratureNodes(own, jnp.ones(()))))
+def _simulated(program: Any, generator: Generator, nodes: QuadratureNodes, sets: np.ndarray, u: np.ndarray):
+    """What a program finds for each node at parameters `(R, p)`, `(R, M, ...)`, `CHUNK` nodes at a time.
+
+    Args:
+        program: `_scalars` or another of these.
+        generator: The simulator.
+        nodes: Sets of nodes, `(sets, M, ...)`.
+        sets: Their numbers, `(R,)`.
+        u: Parameters.
+    """
+    num = nodes.weights.shape[1]
+    pieces = -(-num // CHUNK)
+    index = np.tile(np.minimum(np.arange(pieces * CHUNK), num - 1).reshape(pieces, CHUNK), (len(sets), 1))
+    values = jax.tree.map(partial(pick, (np.repeat(sets, pieces)[:, None], index)), nodes.values)
+    tasks, found = (values, np.repeat(u, pieces, axis=0)), []
+    for first in range(0, len(index), TASKS):
+        some = np.minimum(np.arange(first, first + TASKS), len(index) - 1)
+        part = program(generator, min(TASKS, len(index) - first), *jax.tree.map(partial(pick, some), tasks))
+        found.append([np.asarray(leaf)[: len(index) - first] for leaf in part])
+    shape = len(sets), pieces * CHUNK
+    return [np.concatenate(parts).reshape(*shape, *parts[0].shape[2:])[:, :num] for parts in zip(*found)]
 
 
-def _simulated(program: Any, generator: Generator, values: Any, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """What a program finds for at most `BLOCK` rows."""
-    num = len(rows[0])
-    padded = (np.concatenate([row, np.repeat(row[:1], BLOCK - num, axis=0)]) for row in rows)
-    return tuple(np.asarray(found)[:num] for found in program(generator, values, num, *padded))
+def _scalars_at(generator: Generator, values: Any, u: jax.Array) -> jax.Array:
+    """Simulated scalars `(CHUNK,)` at some noise values."""
+    return jnp.ravel(generator.points(u, QuadratureNodes(values, jnp.ones(()))))
 
 
 @jitted
-def _scalars(generator, values, num, *rows):
-    """Simulated scalars of each row, `(R, M)`."""
-    return for_rows(lambda number, u: (_of_row(generator, values, number, u),), num, rows)
+def _scalars(generator, num, *tasks):
+    """Simulated scalars."""
+    return for_rows(lambda values, u: (_scalars_at(generator, values, u),), num, tasks)
 
 
 @jitted
-def _moves(generator, values, num, *rows):
-    """Simulated scalars of each row, and their derivatives, `(R, M)` and `(R, M, p)`."""
+def _moves(generator, num, *tasks):
+    """Simulated scalars and their derivatives, `(..., p)`."""
 
-    def of_row(number, u):
-        scalars = partial(_of_row, generator, values, number)
+    def of_task(values, u):
+        scalars = partial(_scalars_at, generator, values)
         return scalars(u), jax.jacfwd(scalars)(u)
 
-    return for_rows(of_row, num, rows)
+    return for_rows(of_task, num, tasks)
 
 
 @jitted
-def _curved(generator, values, num, *rows):
-    """Second derivatives `(R, p, p)` of the scalars, summed with a vector `(R, M)`."""
+def _bends(generator, num, *tasks):
+    """Simulated scalars, their derivatives and second derivatives, `(..., p, p)`."""
 
-    def of_row(number, u, vector):
-        return (jax.hessian(lambda t: jnp.vdot(vector, _of_row(generator, values, number, t)))(u),)
+    def of_task(values, u):
+        scalars = partial(_scalars_at, generator, values)
 
-    return for_rows(of_row, num, rows)
+        def moves(u):
+            slope, value = jax.jacfwd(lambda t: (y := scalars(t), y), has_aux=True)(u)
+            return slope, (value, slope)
+
+        second, (value, slope) = jax.jacfwd(moves, has_aux=True)(u)
+        return value, slope, second
+
+    return for_rows(of_task, num, tasks)

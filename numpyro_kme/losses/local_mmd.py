@@ -1,6 +1,7 @@
 """The squared MMD near one parameter: in a few features, with errors of the nodes taken out by control variates."""
 
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import QuadratureNodes, join, vectors
-from numpyro_kme.losses.mmd import DirectMMD
+from numpyro_kme.losses.mmd import DirectMMD, field_at
 
 CHUNK = 512
 """Nodes of a correction that are simulated together."""
@@ -81,6 +82,13 @@ class LocalMMD(WeightedObjective):
         """As by direct sums."""
         return self.inner.offsets(weights, extra)
 
+    def nodes_of(self, nodes, sets, weights):
+        """Of each row, with the mean of a correction that covariates have each."""
+        if nodes.correction.ndim == 3:
+            return super().nodes_of(nodes, sets, weights)
+        means = [_mean(row, nodes.correction[number]) for row, number in zip(weights, sets)]
+        return nodes._replace(correction=None).of_sets(sets)._replace(correction=np.stack(means))
+
     def reduce(self, weights, extra=None):
         """Features of the weighted data, and the weights."""
         of_data = jnp.asarray(self.of_data)
@@ -89,6 +97,22 @@ class LocalMMD(WeightedObjective):
     def value(self, reduced, u, nodes):
         """Squared MMD at `u`, without its constant."""
         return self._loss(reduced, nodes, *self._measured(reduced, u, nodes))
+
+    def slope(self, reduced, u, nodes):
+        """Squared MMD and gradient."""
+        y, pull = jax.vjp(lambda t: vectors(self.generator.points(t, nodes)), u)
+        v, correction = self.generator.weights(nodes, reduced[1]), self._correction(reduced, nodes)
+        own = self._own(y, v, correction, u)
+        coincident, from_points = jax.vjp(lambda points: self._coincident(points, v), y)
+        loss = partial(self._loss, reduced, nodes)
+        value, (by_own, by_coincident) = jax.value_and_grad(loss, argnums=(0, 1))(own, coincident)
+        forces = field_at(self.inner.kernel, y, self.pivots, by_own @ self.inverse)[1]
+
+        def total(force, direct):
+            return v.reshape(-1, *[1] * (force.ndim - 1)) * force + direct
+
+        by_points = jax.tree.map(total, forces, from_points(by_coincident)[0])
+        return value, pull(by_points)[0] + by_own @ correction[:, 1:]
 
     def report(self, reduced, u, nodes):
         """As by direct sums; the standard error is that of the many nodes."""
@@ -101,19 +125,16 @@ class LocalMMD(WeightedObjective):
         found = mixing.report(q, s, (own_witness, cross), v, coincident, *kinds)
         return found | {"loss_error": found["loss_error"] / jnp.sqrt(self.times)}
 
-    def expansion(self, nodes: QuadratureNodes) -> jax.Array:
-        """Mean of `k(P, .)` over the model at the anchor by some nodes, and its derivatives, `([n,] r, 1 + p)`."""
+    def expansion(self, nodes: QuadratureNodes, each: int) -> jax.Array:
+        """Sums of `k(P, .)` over the model at the anchor, and their derivatives, by every `each` nodes in a row,
+        `(M / each, r, 1 + p)`."""
 
-        def mean(u):
+        def sums(u):
             y = vectors(self.generator.points(u, nodes))
             values = nodes.weights[:, None] * self.inner.kernel.gram(y, self.pivots)
-            if self.generator.covariates is None:
-                return jnp.sum(values, axis=0)
-            n = num_points(self.generator.covariates)
-            return n * jax.ops.segment_sum(values, nodes.values[0], n)
+            return jnp.sum(values.reshape(-1, each, values.shape[1]), axis=1)
 
-        value, jacobian = mean(self.anchor), jax.jacfwd(mean)(self.anchor)
-        return jnp.concatenate([value[..., None], jacobian], axis=-1)
+        return jnp.concatenate([sums(self.anchor)[..., None], jax.jacfwd(sums)(self.anchor)], axis=-1)
 
     def corrected(self, few: QuadratureNodes, many: np.ndarray, times: float) -> tuple["LocalMMD", QuadratureNodes]:
         """Correct sets of few nodes by the `expansions` of sets of many, and say how many times as many these are."""
@@ -130,16 +151,20 @@ class LocalMMD(WeightedObjective):
     def expansions(self, nodes: QuadratureNodes) -> np.ndarray:
         """Features of the model at the anchor and their derivatives, by each of several sets of nodes."""
 
+        n, num = num_points(self.data), nodes.weights.shape[1]
+        # those of a covariate lie next to each other, a power of two
+        each = CHUNK if self.generator.covariates is None else num // n
+
         def of_set(number):
-            values, weights, _ = jax.tree.map(lambda leaf: leaf[number], nodes)
-            total: Any = 0.0
-            for first in range(0, len(weights), CHUNK):
-                index = np.arange(first, first + CHUNK)
-                chosen = np.minimum(index, len(weights) - 1)
-                chunk = jax.tree.map(itemgetter(chosen), QuadratureNodes(values, weights))
-                chunk = chunk._replace(weights=chunk.weights * (index < len(weights)))
-                total = total + to_host(_expansion(self, chunk))
-            return self.inverse @ total
+            own = jax.tree.map(itemgetter(0), nodes._replace(correction=None).of_sets(np.array([number])))
+            parts = []
+            for first in range(0, num, max(CHUNK, each)):
+                index = np.arange(first, first + max(CHUNK, each))
+                chunk = jax.tree.map(itemgetter(np.minimum(index, num - 1)), own)
+                parts.append(to_host(_expansion(self, chunk._replace(weights=chunk.weights * (index < num)), each)))
+            sums = np.concatenate(parts)
+            mean = sums.sum(axis=0) if self.generator.covariates is None else n * sums[:n]
+            return np.swapaxes(np.swapaxes(mean, -2, -1) @ self.inverse.T, -2, -1)
 
         return np.stack([of_set(number) for number in range(len(nodes.weights))])
 
@@ -148,14 +173,18 @@ class LocalMMD(WeightedObjective):
 
     def _measured(self, reduced, u, nodes) -> tuple[jax.Array, jax.Array]:
         """Corrected features `(r,)` of the model, and the energy of its simulated points alone."""
-        weights, correction = reduced[1], nodes.correction
-        y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, weights)
-        own = self.inverse @ (self.inner.kernel.gram(self.pivots, y) @ v)
-        if self.generator.covariates is not None:
-            of_data = weights[: len(correction)]
-            correction = jnp.tensordot(of_data / jnp.sum(of_data), correction, 1)
-        own += correction @ jnp.concatenate([jnp.ones(1), u - self.anchor])
-        return own, jnp.square(v) @ self.inner.kernel.diagonal(y)
+        y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, reduced[1])
+        return self._own(y, v, self._correction(reduced, nodes), u), self._coincident(y, v)
+
+    def _own(self, y, v, correction, u):
+        measured = self.inverse @ (v @ self.inner.kernel.gram(y, self.pivots))
+        return measured + correction @ jnp.concatenate([jnp.ones(1), u - self.anchor])
+
+    def _correction(self, reduced, nodes):
+        return nodes.correction if nodes.correction.ndim == 2 else _mean(reduced[1], nodes.correction)
+
+    def _coincident(self, y, v):
+        return jnp.square(v) @ self.inner.kernel.diagonal(y)
 
     def _energies(self, reduced, nodes, own, coincident):
         """`|mu_u|^2` and `<mu_w, mu_u>`."""
@@ -167,7 +196,14 @@ class LocalMMD(WeightedObjective):
         return mixing.discrepancy(energies, self.inner.fit_proportion)
 
 
-_expansion = jitted(LocalMMD.expansion)
+def _mean(weights: Any, of_each: Any) -> Any:
+    """Of what each datum has, `(n, r, c)`, under weights of the data; those of further points do not count."""
+    n = len(of_each)
+    of_data = weights[:n] / weights[:n].sum()
+    return (of_data @ of_each.reshape(n, -1)).reshape(of_each.shape[1:])
+
+
+_expansion = jitted(LocalMMD.expansion, static_argnums=2)
 
 
 @on_host

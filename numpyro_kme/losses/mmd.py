@@ -238,10 +238,12 @@ def field_at(kernel: Kernel, y: Any, z: Any, c: jax.Array) -> tuple[jax.Array, A
     """Witness values `sum_j c_j k(y_i, z_j)` and their gradients in `y_i`, with the sources held still.
 
     For a stationary kernel `exp(g(s))`, `s = |(y - z) / l|^2`, gradients are two moments of `c_j k g'(s)`
-    over the sources, so one matrix of exponentials serves both.
+    over the sources, so one matrix of exponentials serves both; covariates are given and have no gradient.
     """
     if isinstance(kernel, Stationary):
         return _over_sources(lambda z, c: _stationary_field(kernel, y, z, c), z, c)
+    if isinstance(kernel, OnPairs) and isinstance(kernel.response, Stationary):
+        return _over_sources(lambda z, c: _field_of_pairs(kernel, y, z, c), z, c)
 
     def block(z, c):
         values, pull = jax.vjp(lambda points: kernel.gram(points, z) @ c, y)
@@ -250,11 +252,18 @@ def field_at(kernel: Kernel, y: Any, z: Any, c: jax.Array) -> tuple[jax.Array, A
     return _over_sources(block, z, c)
 
 
-def _stationary_field(kernel: Stationary, y: jax.Array, z: jax.Array, c: jax.Array):
+def _field_of_pairs(kernel: OnPairs, y: Any, z: Any, c: jax.Array):
+    near = kernel.covariate.gram(y[0], z[0])
+    values, forces = _stationary_field(kernel.response, y[1], z[1], c, near)
+    return values, (jax.tree.map(jnp.zeros_like, y[0]), forces)
+
+
+def _stationary_field(kernel: Any, y: jax.Array, z: jax.Array, c: jax.Array, times: jax.Array | float = 1.0):
+    """Of the kernel, or of its product with given values `(m, n)`."""
     scale = jnp.broadcast_to(jnp.asarray(kernel.length_scale), (1, y.shape[1]))
     y, z = y / scale, z / scale
     log_k, slope = jax.jvp(kernel.log_profile, (s := squared_distances(y, z),), (jnp.ones_like(s),))
-    k = jnp.exp(log_k)
+    k = jnp.exp(log_k) * times
     weighted = k * slope
     toward = (weighted @ c)[:, None] * y - weighted @ (c[:, None] * z)
     return k @ c, 2.0 * toward / scale

@@ -7,6 +7,7 @@ from one infected person, every 17 days from day 0.
 References: Lueckmann et al. (2021), AISTATS, whose settings these are; Kermack and McKendrick (1927).
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -24,7 +25,8 @@ DAYS = 17.0 * np.arange(10)
 def epidemic(rng_key, theta):
     """Counts of infected among 1,000, `(10,)`, at rates `theta` `(2,)` a day."""
     fraction = infected_fractions(theta)
-    return dist.Binomial(TESTED, fraction).sample(rng_key).astype(fraction.dtype)
+    # NumPyro's own sampler may loop for ever where it is mapped over simulations
+    return jax.random.binomial(rng_key, TESTED, fraction).astype(fraction.dtype)
 
 
 def infected_fractions(theta):

@@ -188,7 +188,7 @@ def test_newton_steps_by_hand(rng):
     np.testing.assert_allclose(newton_step(np.diag([2.0, 0.0]), np.array([2.0, 1e-9])), [-1.0, -0.5], rtol=1e-6)
 
 
-def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monkeypatch):
+def test_starts_are_ranked_by_few_nodes(monkeypatch):
     class Ranked(Exception):
         pass
 
@@ -207,7 +207,7 @@ def test_a_grid_makes_nodes_cheap_and_without_one_starts_are_ranked_by_few(monke
                 settings=Settings(num_samples=8, num_nodes=512),
             )
         used.append(error.value.args[0])
-    assert used[0] == 2 * 512 and 8 <= used[1] < 512
+    assert all(8 <= num <= 128 for num in used)
 
 
 def test_pilots_share_the_nodes_of_the_full_data_and_are_none_of_the_replicates(monkeypatch):
@@ -396,6 +396,8 @@ def test_equally_good_minima_are_reported():
 
 class Wells:
     """Losses with a minimum on either side of zero, at -1 and 1, of values `(R, 2)`."""
+
+    objective = SimpleNamespace(is_smooth=True)
 
     def __init__(self, heights):
         self.reweightings = heights

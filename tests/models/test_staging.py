@@ -1,0 +1,64 @@
+"""A simulator in two stages gives what it gives in one, and computes the first stage once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kme import lift_noise
+from numpyro_kme.models.staging import in_stages
+
+pytestmark = pytest.mark.x64
+
+SIMULATORS = {
+    "Student t": (lambda key, u: u[0] + u[1] * jax.random.t(key, 4.0), [()]),
+    "sorted uniforms": (lambda key, u: u[0] + u[1] * jnp.sort(jax.random.uniform(key, (3,))), [(3,)]),
+    "two parts": (
+        lambda key, u: u[0] * jnp.exp(jax.random.normal(key)) + jax.random.laplace(jax.random.fold_in(key, 1)) / u[1],
+        [(), ()],
+    ),
+    "a loop over fixed noise": (
+        lambda key, u: u[0] * jax.lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), jax.random.normal(key)),
+        [()],
+    ),
+}
+ONE = {
+    "normal": lambda key, u: u[0] + u[1] * jax.random.normal(key),
+    "gamma of a free shape": lambda key, u: jax.random.gamma(key, u[0]) / u[1],
+    "more numbers than the noise has": lambda key, u: jnp.sum(jnp.sin(jnp.arange(5.0) * jax.random.normal(key)) * u[0]),
+}
+
+
+def staged(simulator):
+    lifted = lift_noise(simulator, np.ones(2))
+    z, u = (jax.ShapeDtypeStruct((size,), np.float64) for size in (lifted.dim, 2))
+    return lifted, in_stages(lifted, z, u)
+
+
+@pytest.mark.parametrize("name", SIMULATORS)
+def test_two_stages_are_one(name, rng):
+    """Values, and derivatives of both orders."""
+    simulator, shapes = SIMULATORS[name]
+    lifted, (of_noise, rest) = staged(simulator)
+    u = jnp.array([0.7, 1.3])
+    for z in rng.normal(size=(4, lifted.dim)):
+        values = of_noise(z)
+        assert [np.shape(value) for value in values] == shapes
+        np.testing.assert_allclose(rest(values, u), lifted(z, u), rtol=1e-12)
+        for derivative in (jax.jacfwd, jax.jacrev, lambda f: jax.jacfwd(jax.jacrev(f))):
+            found = derivative(lambda t, values=values: rest(values, t))(u)
+            np.testing.assert_allclose(found, derivative(lambda t, z=z: lifted(z, t))(u), rtol=1e-10, atol=1e-12)
+
+
+def test_the_second_stage_draws_no_quantile():
+    """It is the affine function alone."""
+    lifted, (of_noise, rest) = staged(SIMULATORS["Student t"][0])
+    values = jax.eval_shape(of_noise, jax.ShapeDtypeStruct((lifted.dim,), np.float64))
+    program = jax.jit(rest).lower(values, jax.ShapeDtypeStruct((2,), np.float64)).compile().as_text()
+    assert "while" not in program and "log" not in program
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_one_stage_where_two_gain_nothing(name):
+    """Nothing but sums and products of the noise, parameters inside, or more numbers than the noise has."""
+    assert staged(ONE[name])[1] is None
