@@ -24,10 +24,10 @@ from numpyro_kme.losses.generator import Generator, NormalNoise, has_derivatives
 from numpyro_kme.mcmc.loss_density import declared, one_point
 from numpyro_kme.mcmc.noise import NoiseForm, even_noise
 from numpyro_kme.models import reading, tracing
-from numpyro_kme.models.coordinates import Unconstrained
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.staging import in_stages
+from numpyro_kme.models.unconstrained import Unconstrained
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +134,8 @@ class IidModel:
     @on_host
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
+        if self.problem is not None and not self.problem.deterministics:
+            return self.target.constrain_rows(u)
 
         def one(u):
             trace, _ = self._run(u)
@@ -147,7 +149,7 @@ class IidModel:
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
         points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
-        return Program(jax.vmap(self.target.flatten))(points)
+        return self.target.flatten_rows(points)
 
     def differs_in_data_alone(self, other: "IidModel") -> bool:
         """Whether two runs of a model differ in the observed values at most."""

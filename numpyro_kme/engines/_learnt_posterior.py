@@ -21,8 +21,9 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
 from numpyro_kme.mcmc import handlers
-from numpyro_kme.models.coordinates import Coordinates, Unconstrained
+from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations
 
 

@@ -18,8 +18,8 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood, PreparedPatterns, prepare
-from numpyro_kme.models.coordinates import Terms, Unconstrained
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Terms, Unconstrained
 from numpyro_kme.samplers.importance import Defensive, adapted_proposal
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
@@ -196,7 +196,7 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
         return -(terms.log_prior + terms.log_likelihood)
 
     value_and_gradient = Program(jax.value_and_grad(loss), thorough=True)
-    starts = Program(jax.vmap(target.flatten))({name: value[best] for name, value in latents.items()})
+    starts = target.flatten_rows({name: value[best] for name, value in latents.items()})
     found = [scipy.optimize.minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
 

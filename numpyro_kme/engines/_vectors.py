@@ -5,20 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import Program
 from numpyro_kme.abc.weighting import RegressionAdjustment, deviations, effective_sample_size
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.engines._weighers import ReferenceTable
 from numpyro_kme.kernels import Gaussian, Polynomial
-from numpyro_kme.models.coordinates import Coordinates, Unconstrained
+from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.matching import entry_names
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Unconstrained
 
 QUADRATIC = 0.01
 """Weight of a quadratic kernel in herding, beside a Gaussian and a linear one."""
@@ -66,12 +65,12 @@ class LatentVectors:
     def table(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Vectors `(m, D)` of latents `{site: (m, *shape)}`."""
         points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
-        return (np.asarray(Program(jax.vmap(self.target.flatten))(points)) - self.centre) / self.scale
+        return (self.target.flatten_rows(points) - self.centre) / self.scale
 
     @on_host
     def latents_table(self, z: np.ndarray) -> dict[str, np.ndarray]:
         """Latents `{site: (m, *shape)}` at vectors `(m, D)`."""
-        return Program(jax.vmap(self.target.constrain))(self.centre + self.scale * z)
+        return self.target.constrain_rows(self.centre + self.scale * z)
 
 
 def adjusted(

@@ -1,30 +1,24 @@
-"""Coordinates: of a simulator's arguments, about standard normal under the prior; of latents, free of constraints."""
+"""Coordinates of a simulator's arguments, about standard normal under the prior."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from math import prod
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from numpyro.distributions import biject_to
-from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.compat import log_prob
-from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import constants, on_host
+from numpyro_kme._core.display import Card
+from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import LIGHT, in_blocks
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models import matching
 from numpyro_kme.models.matching import Column
 from numpyro_kme.models.prior_maps import Mixture, NotExact, Sequential
-from numpyro_kme.models.problem import Arrays, Problem
-from numpyro_kme.models.tracing import run, set_from
+from numpyro_kme.models.problem import Problem
 
 Shape = tuple[int, ...]
 
@@ -226,109 +220,3 @@ def _one(name: str, point: ArrayLike, size: int) -> jax.Array:
 
 def _join(values) -> jax.Array:
     return jnp.concatenate([jnp.ravel(value) for value in values])
-
-
-class Terms(NamedTuple):
-    """Log densities of a model at one point.
-
-    Attributes:
-        log_prior: Log density of the latents, with respect to the constrained values.
-        log_jacobian: Log absolute determinant of the map from the unconstrained vector to the latents.
-        log_likelihood: Log density of everything observed, factors included.
-    """
-
-    log_prior: jax.Array
-    log_jacobian: jax.Array
-    log_likelihood: jax.Array
-
-
-@shown
-@dataclass(frozen=True, eq=False)
-class Unconstrained:
-    """A model as a function of one vector `u` `(D,)` that is free of constraints; its simulators are left out.
-
-    The latents are mapped site by site, in the order of the model, each given those before it, so supports may depend
-    on other latents.
-
-    Attributes:
-        model: The model, run as `model(*args, **kwargs)`.
-        shapes: Unconstrained shape of each latent, in the order of the model.
-    """
-
-    model: Callable
-    args: tuple
-    kwargs: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @classmethod
-    def read(
-        cls, model: Callable, args: tuple, kwargs: Mapping, latents: Arrays, discrete: Collection[str] = ()
-    ) -> "Unconstrained":
-        """Read the shapes at one point `{site: value}` of the latents, of which the `discrete` ones are left to be
-        given."""
-        unread = cls(model, args, kwargs, {})
-        found = unread._unconstrained(latents, discrete)
-        return replace(unread, shapes={name: np.shape(u) for name, u in found.items()})
-
-    @property
-    def dim(self) -> int:
-        """Length of `u`."""
-        return sum(int(np.prod(shape)) for shape in self.shapes.values())
-
-    def flatten(self, latents: Arrays) -> jax.Array:
-        """The vector `u` of one point of the latents, `{site: value}`."""
-        found = self._unconstrained(latents, set(latents) - set(self.shapes))
-        return jnp.concatenate([jnp.ravel(found[name]) for name in self.shapes])
-
-    def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
-        """The latents at `u`, `{site: value}`; no density is evaluated."""
-        trace = self._trace(u)[0]
-        return {name: trace[name]["value"] for name in self.shapes}
-
-    def terms(self, u: jax.Array) -> Terms:
-        """The log densities at `u`."""
-        return self.evaluate(u)[1]
-
-    def evaluate(
-        self, u: jax.Array, given: Arrays = MappingProxyType({})
-    ) -> tuple[dict[str, jax.Array], Terms, dict[str, jax.Array]]:
-        """The latents and the log densities at `u`, and the arguments of simulators, whose densities are left out.
-
-        Latents that are not in `shapes` have the values `given`; their prior counts.
-        """
-        trace, simulators, log_jacobian = self._trace(u, given)
-        own = {*self.shapes, *given}
-        sites = {name: site for name, site in trace.items() if site["type"] == "sample" and name not in simulators}
-        log_probs = {name: log_prob(site) for name, site in sites.items()}
-        zero = jnp.zeros(())
-        prior = sum((value for name, value in log_probs.items() if name in own), zero)
-        likelihood = sum((value for name, value in log_probs.items() if name not in own), zero)
-        latents = {name: site["value"] for name, site in sites.items() if name in own}
-        arguments = {name: simulator.arguments for name, simulator in simulators.items()}
-        return latents, Terms(prior, log_jacobian, likelihood), arguments
-
-    def _trace(self, u, given: Arrays = MappingProxyType({})):
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
-        pieces = dict(zip(self.shapes, jnp.split(u, ends)))
-        log_jacobians = []
-
-        def value(name, fn):
-            piece = pieces[name].reshape(self.shapes[name])
-            transform = biject_to(fn.support)
-            found = transform(piece)
-            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(piece, found)))
-            return found
-
-        trace, simulators = self._run(set_from(self.shapes, value), given)
-        return trace, simulators, sum(log_jacobians, jnp.zeros(()))
-
-    def _unconstrained(self, latents: Arrays, discrete: Collection[str] = ()) -> dict[str, jax.Array]:
-        trace, _ = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
-        return {
-            name: biject_to(site["fn"].support).inv(site["value"])
-            for name, site in trace.items()
-            if site["type"] == "sample" and name in latents and name not in discrete
-        }
-
-    def _run(self, values: Messenger, given: Arrays = MappingProxyType({})):
-        return run(self.model, *constants((self.args, dict(self.kwargs))), None, given, values)

@@ -20,8 +20,8 @@ from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, NegativeLogLikelihood
 from numpyro_kme.mcmc.noise import CommonNoise
 from numpyro_kme.mcmc.synthetic import SyntheticLikelihood
-from numpyro_kme.models.coordinates import Unconstrained
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations, simulate
 
 KEY = jax.random.key(0)

@@ -27,8 +27,9 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.mcmc.handlers import surrogate, uncondition_simulators
-from numpyro_kme.models.coordinates import Coordinates, Unconstrained
+from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.unconstrained import Unconstrained
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)

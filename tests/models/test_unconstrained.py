@@ -9,7 +9,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer.util import log_density, potential_energy
 
-from numpyro_kme.models.coordinates import Unconstrained
+from numpyro_kme.models.unconstrained import Unconstrained
 
 pytestmark = pytest.mark.x64
 
@@ -66,3 +66,41 @@ def test_a_list_is_an_observation_under_a_mask():
     target = Unconstrained.read(masked, ([0.5, 1.0, -2.0],), {}, {"mean": jnp.array(0.2)})
     by_hand = dist.Normal(0.2, 1.0).log_prob(jnp.array([0.5, -2.0])).sum()
     np.testing.assert_allclose(target.terms(jnp.array([0.2])).log_likelihood, by_hand, rtol=1e-12)
+
+
+PRIORS = {
+    "real": dist.Normal(0.0, 1.0).expand([3, 2]),
+    "vector": dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)),
+    "positive": dist.LogNormal(0.0, 1.0),
+    "bounded": dist.Uniform(-1.0, 2.0).expand([2]).to_event(1),
+    "proportion": dist.Beta(2.0, 2.0),
+}
+
+
+def test_rows_by_numpy_are_those_of_jax(rng):
+    """Far out too, where values are kept inside their bounds."""
+
+    def priors():
+        for name, prior in PRIORS.items():
+            numpyro.sample(name, prior)
+
+    latents = {name: prior.sample(jax.random.key(0)) for name, prior in PRIORS.items()}
+    target = Unconstrained.read(priors, (), {}, latents)
+    assert target.by_numpy is not None
+    u = rng.normal(scale=[[1.0], [10.0], [100.0]], size=(3, target.dim))
+    found, exact = target.constrain_rows(u), jax.jit(jax.vmap(target.constrain))(u)
+    assert found.keys() == exact.keys()
+    for name in found:
+        np.testing.assert_allclose(found[name], exact[name], rtol=1e-12)
+    np.testing.assert_allclose(target.flatten_rows(found)[0], u[0], rtol=1e-9)
+    np.testing.assert_allclose(target.flatten_rows(found)[:2], jax.jit(jax.vmap(target.flatten))(exact)[:2], rtol=1e-6)
+
+
+def test_supports_that_may_change_are_left_to_jax(rng):
+    """A bound that is another latent, a simplex."""
+    target = Unconstrained.read(model, (Y,), {}, LATENTS)
+    assert target.by_numpy is None
+    u = rng.normal(size=(5, 4))
+    latents = target.constrain_rows(u)
+    assert np.all(latents["top"] < latents["scale"])
+    np.testing.assert_allclose(target.flatten_rows(latents), u, rtol=1e-9, atol=1e-9)

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from numpyro_kme.engines import _sampling
-from numpyro_kme.models.coordinates import Unconstrained
+from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.samplers import tempering
 from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _Before, temper
 

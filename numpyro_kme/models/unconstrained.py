@@ -1,0 +1,180 @@
+"""The latents of a model as one vector that is free of constraints."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import biject_to, constraints
+from numpyro.primitives import Messenger
+from scipy.special import expit, logit
+
+from numpyro_kme._core.compat import log_prob
+from numpyro_kme._core.display import shown
+from numpyro_kme._core.host import constants
+from numpyro_kme._core.programs import Program
+from numpyro_kme.models.problem import Arrays
+from numpyro_kme.models.tracing import run, set_from
+
+Map = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
+"""From free numbers to values, and back; both elementwise."""
+
+
+def by_numpy(support: Any) -> Map | None:
+    """As NumPyro's `biject_to(support)`: for real and positive numbers and those of an interval of fixed bounds; None
+    for other supports, whose maps JAX computes."""
+    while isinstance(support, type(constraints.independent(constraints.real, 1))):
+        support = support.base_constraint
+    if support is constraints.real:
+        return np.positive, np.positive
+    if support is constraints.positive:
+        return np.exp, np.log
+    if not isinstance(support, type(constraints.interval(0.0, 1.0))):
+        return None
+    low, high = support.lower_bound, support.upper_bound
+    if not (isinstance(low, (int, float)) and isinstance(high, (int, float))):  # of an array it is not known
+        return None
+    tiny, last = np.finfo(float).tiny, 1.0 - np.finfo(float).eps  # as NumPyro keeps values inside
+
+    def to_values(u):
+        return low + (high - low) * np.clip(expit(u), tiny, last)
+
+    return to_values, lambda value: logit((value - low) / (high - low))
+
+
+class Terms(NamedTuple):
+    """Log densities of a model at one point.
+
+    Attributes:
+        log_prior: Log density of the latents, with respect to the constrained values.
+        log_jacobian: Log absolute determinant of the map from the unconstrained vector to the latents.
+        log_likelihood: Log density of everything observed, factors included.
+    """
+
+    log_prior: jax.Array
+    log_jacobian: jax.Array
+    log_likelihood: jax.Array
+
+
+@shown
+@dataclass(frozen=True, eq=False)
+class Unconstrained:
+    """A model as a function of one vector `u` `(D,)` that is free of constraints; its simulators are left out.
+
+    The latents are mapped site by site, in the order of the model, each given those before it, so supports may depend
+    on other latents.
+
+    Attributes:
+        model: The model, run as `model(*args, **kwargs)`.
+        shapes: Unconstrained shape of each latent, in the order of the model.
+        by_numpy: The map of each latent by NumPy; None where one has none, or not the same in every run.
+    """
+
+    model: Callable
+    args: tuple
+    kwargs: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    by_numpy: Mapping[str, Map] | None = None
+
+    @classmethod
+    def read(
+        cls, model: Callable, args: tuple, kwargs: Mapping, latents: Arrays, discrete: Collection[str] = ()
+    ) -> "Unconstrained":
+        """Read the shapes at one point `{site: value}` of the latents, of which the `discrete` ones are left to be
+        given."""
+        unread = cls(model, args, kwargs, {})
+        sites = unread._sites(latents, discrete)
+        shapes = {name: np.shape(_free(site)) for name, site in sites.items()}
+        maps = {name: found for name, site in sites.items() if (found := by_numpy(site["fn"].support))}
+        return replace(unread, shapes=shapes, by_numpy=maps if len(maps) == len(sites) else None)
+
+    @property
+    def dim(self) -> int:
+        """Length of `u`."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    def flatten(self, latents: Arrays) -> jax.Array:
+        """The vector `u` of one point of the latents, `{site: value}`."""
+        sites = self._sites(latents, set(latents) - set(self.shapes))
+        return jnp.concatenate([jnp.ravel(_free(sites[name])) for name in self.shapes])
+
+    def flatten_rows(self, latents: Arrays) -> np.ndarray:
+        """The vectors `(m, D)` of many points of the latents, `{site: (m, *shape)}`."""
+        if self.by_numpy is None:
+            return np.asarray(Program(jax.vmap(self.flatten))(dict(latents)))
+        free = [back(np.asarray(latents[name], np.float64)) for name, (_, back) in self.by_numpy.items()]
+        return np.concatenate([u.reshape(len(u), -1) for u in free], axis=1).astype(jnp.result_type(float))
+
+    def constrain_rows(self, u: np.ndarray) -> dict[str, Any]:
+        """The latents at many vectors `(m, D)`, `{site: (m, *shape)}`."""
+        if self.by_numpy is None:
+            return Program(jax.vmap(self.constrain))(u)
+        ends = np.cumsum([prod(shape) for shape in self.shapes.values()])
+        pieces, kind = (
+            zip(self.shapes.items(), np.split(np.asarray(u, np.float64), ends, axis=1)),
+            jnp.result_type(float),
+        )
+        return {
+            name: self.by_numpy[name][0](piece).reshape(len(piece), *shape).astype(kind)
+            for (name, shape), piece in pieces
+        }
+
+    def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
+        """The latents at `u`, `{site: value}`; no density is evaluated."""
+        trace = self._trace(u)[0]
+        return {name: trace[name]["value"] for name in self.shapes}
+
+    def terms(self, u: jax.Array) -> Terms:
+        """The log densities at `u`."""
+        return self.evaluate(u)[1]
+
+    def evaluate(
+        self, u: jax.Array, given: Arrays = MappingProxyType({})
+    ) -> tuple[dict[str, jax.Array], Terms, dict[str, jax.Array]]:
+        """The latents and the log densities at `u`, and the arguments of simulators, whose densities are left out.
+
+        Latents that are not in `shapes` have the values `given`; their prior counts.
+        """
+        trace, simulators, log_jacobian = self._trace(u, given)
+        own = {*self.shapes, *given}
+        sites = {name: site for name, site in trace.items() if site["type"] == "sample" and name not in simulators}
+        log_probs = {name: log_prob(site) for name, site in sites.items()}
+        zero = jnp.zeros(())
+        prior = sum((value for name, value in log_probs.items() if name in own), zero)
+        likelihood = sum((value for name, value in log_probs.items() if name not in own), zero)
+        latents = {name: site["value"] for name, site in sites.items() if name in own}
+        arguments = {name: simulator.arguments for name, simulator in simulators.items()}
+        return latents, Terms(prior, log_jacobian, likelihood), arguments
+
+    def _trace(self, u, given: Arrays = MappingProxyType({})):
+        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
+        pieces = dict(zip(self.shapes, jnp.split(u, ends)))
+        log_jacobians = []
+
+        def value(name, fn):
+            piece = pieces[name].reshape(self.shapes[name])
+            transform = biject_to(fn.support)
+            found = transform(piece)
+            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(piece, found)))
+            return found
+
+        trace, simulators = self._run(set_from(self.shapes, value), given)
+        return trace, simulators, sum(log_jacobians, jnp.zeros(()))
+
+    def _sites(self, latents: Arrays, discrete: Collection[str] = ()) -> dict[str, Any]:
+        """The sites of latents that are not `discrete`, at one point."""
+        trace, _ = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
+        wanted = set(latents) - set(discrete)
+        return {name: site for name, site in trace.items() if site["type"] == "sample" and name in wanted}
+
+    def _run(self, values: Messenger, given: Arrays = MappingProxyType({})):
+        return run(self.model, *constants((self.args, dict(self.kwargs))), None, given, values)
+
+
+def _free(site: Any) -> jax.Array:
+    """The value of a site, free of constraints."""
+    return biject_to(site["fn"].support).inv(site["value"])
