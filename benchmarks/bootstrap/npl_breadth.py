@@ -252,11 +252,13 @@ def exact(case: Case, x: np.ndarray, start: np.ndarray) -> np.ndarray:
     return np.array(constrained(min(found, key=lambda one: one.fun).x))
 
 
-def engine_of(name: str) -> tuple[kme.PosteriorBootstrap, dict]:
-    """Of 100 replicates by default settings, and what its model is given beside data."""
+def engine_of(name: str, num_samples: int = 100) -> tuple[kme.PosteriorBootstrap, dict]:
+    """With default settings but for the number of replicates, and what its model is given beside data."""
     given = {} if CASES[name].covariate is None else {"t": CASES[name].covariate}
     covariates = "t" if given else None
-    return kme.PosteriorBootstrap(MODELS[name], num_samples=100, progress_bar=False, covariates=covariates), given
+    return kme.PosteriorBootstrap(
+        MODELS[name], num_samples=num_samples, progress_bar=False, covariates=covariates
+    ), given
 
 
 def measure(name: str, outliers: float, seed: int) -> dict:

@@ -2,8 +2,8 @@
 
 from numpyro_kme.bootstrap.fit import Fit, fit
 from numpyro_kme.bootstrap.newton import Control, Minimum, minimise
-from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.replicates import Quadrature, Replicates, posterior_bootstrap
+from numpyro_kme.bootstrap.settings import Settings
 from numpyro_kme.bootstrap.weights import DirichletProcess, Reweightings
 
 __all__ = [

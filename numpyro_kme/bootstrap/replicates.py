@@ -19,14 +19,15 @@ from numpyro_kme.bootstrap.preparation import (
     OF_A_RULE,
     Derivatives,
     Prepared,
-    Settings,
     one_step,
     posterior_sd,
     prepare,
     with_enough_nodes,
+    with_lower_minimum,
     with_nodes,
 )
 from numpyro_kme.bootstrap.second_attempts import rescue, restart
+from numpyro_kme.bootstrap.settings import Settings
 from numpyro_kme.bootstrap.surface import measured
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
@@ -199,10 +200,17 @@ def posterior_bootstrap(
     if settings.method == "newton":
         most = num_nodes * (1 if settings.num_nodes else MOST)
         near = localise(ready, pilot, draw, num_nodes, most)
-        while near is not None and not (found := minimised(*near, ready)).moved.any():
-            if near[1] >= most or not found.quadrature.noise > NOISY:
-                return replace(found, nodes=to_host(draw(near[1], 1)))
-            near = localise(ready, pilot, draw, num_nodes, most, 2 * near[1])
+        while near is not None:
+            found = minimised(*near, ready)
+            if not found.moved.any():
+                if near[1] >= most or not found.quadrature.noise > NOISY:
+                    return replace(found, nodes=to_host(draw(near[1], 1)))
+                near = localise(ready, pilot, draw, num_nodes, most, 2 * near[1])
+            elif (better := with_lower_minimum(ready, pilot)) is not None:
+                ready = better
+                near = localise(ready, pilot, draw, num_nodes, most)
+            else:
+                near = None
     if ready.surface is None and _follows_a_rule(objective):
         num_nodes = first
     elif first < num_nodes:

@@ -16,8 +16,8 @@ from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated import least_starts
 from numpyro_kme.bootstrap.fit import full_data
-from numpyro_kme.bootstrap.preparation import Settings
 from numpyro_kme.bootstrap.replicates import NOISY, WRONG, Replicates, posterior_bootstrap
+from numpyro_kme.bootstrap.settings import Settings
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel, Read
 from numpyro_kme.engines.base import Engine, check_rule

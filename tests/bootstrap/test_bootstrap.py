@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import jax
@@ -431,6 +431,38 @@ def correlated(u, noise):
     """Normal vector in the plane with means `u[:2]`, unit variances and the correlation `tanh(u[2] / 2)`."""
     r = jnp.tanh(0.5 * u[2])
     return jnp.stack([u[0] + noise[0], u[1] + r * noise[0] + jnp.sqrt((1.0 - r) * (1.0 + r)) * noise[1]])
+
+
+def bent(u, noise):
+    """Normal vector around a point of a parabola: the other branch is nearly as good."""
+    return jnp.stack([u[0] ** 2, 0.3 * u[0]]) + 0.5 * noise
+
+
+def test_a_minimum_that_the_first_fit_overlooked_is_found_by_the_replicates(rng, monkeypatch):
+    """They end elsewhere, the full data are fitted again, and the replicates are minimised near that: not by sums over
+    thousands of nodes."""
+    x = np.array([1.0, 0.3]) + 0.5 * rng.normal(size=(100, 2))
+    loss = MMD(Gaussian(1.0)).objective(x, Generator(bent, NormalNoise(2), 1))
+    settings, prepare, anchors = Settings(num_samples=32, num_nodes=512), replicates.prepare, []
+
+    def overlooked(*args):
+        ready = prepare(*args)
+        worse = fit(ready.objective, ready.nodes, -np.ones((1, 1)), ready.fit.scale)
+        assert worse.value > ready.fit.value and worse.u[0] < 0.0
+        return replace(ready, fit=worse, pool=np.array([[0.8], [-0.8]]))
+
+    def localised(ready, *args):
+        anchors.append(ready.fit.u[0])
+        return localise(ready, *args)
+
+    starts = np.linspace(-2.0, 2.0, 16)[:, None]
+    expected = posterior_bootstrap(jax.random.key(0), loss, starts, None, settings)
+    localise = replicates.localise
+    monkeypatch.setattr(replicates, "prepare", overlooked)
+    monkeypatch.setattr(replicates, "localise", localised)
+    found = posterior_bootstrap(jax.random.key(0), loss, starts, None, settings)
+    np.testing.assert_allclose(np.sign(anchors), [-1.0, 1.0])
+    np.testing.assert_allclose(found.u, expected.u, atol=0.02 * expected.u.std())
 
 
 @pytest.mark.parametrize("seed", range(4, 8))
