@@ -15,9 +15,9 @@ from numpyro_kme._core.display import Card
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import LIGHT, in_blocks
 from numpyro_kme.kernels.base import register
-from numpyro_kme.models import matching
+from numpyro_kme.models import by_numpy, matching
 from numpyro_kme.models.matching import Column
-from numpyro_kme.models.prior_maps import Mixture, NotExact, Sequential
+from numpyro_kme.models.prior_maps import Independent, Mixture, NotExact, Sequential
 from numpyro_kme.models.problem import Problem
 
 Shape = tuple[int, ...]
@@ -162,7 +162,17 @@ class Coordinates:
     def table(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64."""
         checks.table("arguments", arguments, columns=len(self.columns))
-        return in_blocks(partial(_forward_rows, self), np.asarray(arguments, np.float64), ROWS)
+        rows, priors = np.asarray(arguments, np.float64), self._priors_by_numpy()
+        if priors is None:
+            return in_blocks(partial(_forward_rows, self), rows, ROWS)
+        read = [self.columns[reader] for reader in self.readers]
+        inner, outer = (np.stack(part, axis=1) for part in zip(*((column.inner, column.outer) for column in read)))
+        entries = np.tile(self.rest, (len(rows), 1)).astype(np.float64)
+        entries[:, self.entries] = ((rows[:, self.readers] - outer[0]) / outer[1] - inner[0]) / inner[1]
+        parts = zip(priors, self._parts(entries).values())
+        return np.concatenate([prior.to_normal(part).reshape(len(rows), -1) for prior, part in parts], 1)[
+            :, self.entries
+        ]
 
     def at(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(k, *groups, D)` of arguments `(k, *groups, p)`, as `table`."""
@@ -173,7 +183,24 @@ class Coordinates:
     def latents_table(self, z: ArrayLike) -> dict[str, Any]:
         """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless
         `one_to_one`."""
-        return in_blocks(partial(_latents_rows, self), np.asarray(z, np.float64), ROWS)
+        rows, priors = np.asarray(z, np.float64), self._priors_by_numpy()
+        if priors is None or not self.one_to_one:
+            return in_blocks(partial(_latents_rows, self), rows, ROWS)
+        normals = np.zeros((len(rows), len(self.rest)))
+        normals[:, self.entries] = rows
+        return {name: prior.from_normal(part) for prior, (name, part) in zip(priors, self._parts(normals).items())}
+
+    def _priors_by_numpy(self) -> list[by_numpy.Prior] | None:
+        """Where arguments are affine functions of latents, and NumPy knows the priors of these."""
+        if not isinstance(self.priors, Independent) or any(one.link != matching.IDENTITY for one in self.columns):
+            return None
+        return by_numpy.priors(self.priors.fns)
+
+    def _parts(self, entries: np.ndarray) -> dict[str, np.ndarray]:
+        """Entries `(m, D)` by site, `(m, *shape)`."""
+        ends = np.cumsum([prod(shape) for _, shape in self.sites])[:-1]
+        parts = zip(self.sites, np.split(entries, ends, axis=1))
+        return {name: part.reshape(len(part), *shape) for (name, shape), part in parts}
 
     def inverse(self, z: ArrayLike) -> jax.Array:
         """Arguments `(p,)` of one call at the coordinates `(D,)`."""

@@ -14,7 +14,7 @@ from numpyro.infer.inspect import get_model_relations
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.ragged import beyond_end
-from numpyro_kme.models import tracing
+from numpyro_kme.models import by_numpy, tracing
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Latent, SimulatorSite, require_known, require_whole_calls
 
@@ -32,7 +32,7 @@ class Parts(NamedTuple):
 def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
     tracing.refuse_seeded(model)
-    run = partial(tracing.run, model, args, kwargs, None, {})
+    run = partial(_example, model, args, kwargs)
     functions: dict[str, Callable] = {}
 
     def run_again():
@@ -57,10 +57,15 @@ def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
     return parts
 
 
+def _example(model: Callable, args: tuple, kwargs: Mapping) -> tuple[dict, dict[str, Simulator]]:
+    """The trace of one run, the same each time, and the `Simulator` of each site."""
+    return tracing.run(model, args, kwargs, None, {}, by_numpy.ExampleValues())
+
+
 def read_again(before: Any, args: tuple, kwargs: Mapping) -> Parts:
     """As `read`, for other data of a model that was read: dependence is read again only where the sites are others."""
     try:
-        trace, simulators = tracing.run(before.model, args, kwargs, None, {})
+        trace, simulators = _example(before.model, args, kwargs)
     except Exception:  # which `read` explains
         return read(before.model, args, kwargs)
     parents: dict[str, tuple[str, ...]] = dict.fromkeys((*before.deterministics, *before.likelihoods), ())
