@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,9 @@ from numpyro_kme.bootstrap.settings import Settings
 from numpyro_kme.bootstrap.surface import Surface, settle
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import num_points
-from numpyro_kme.losses.base import Differenced, WeightedObjective
+from numpyro_kme.losses.base import Differenced, TwoSampleObjective, WeightedObjective
 from numpyro_kme.losses.generator import BLOCK, QuadratureNodes
+from numpyro_kme.losses.mmd import DirectMMD
 
 NARROW, WIDE = 0.02, 0.3
 """Difference steps are a posterior standard deviation, but within these multiples of that of the starting points."""
@@ -116,10 +116,10 @@ def prepare(
         starts: `(S, p)`.
         settings: Sizes.
     """
-    few = _Few(objective, nodes, pilot)
+    few = Problems(objective, nodes, pilot)
     even = not (objective.has_cheap_hessian and objective.generator.noise.independent)
     if nodes.weights.shape[1] > FEW_NODES and even:
-        few = _with_few(rng_key, objective, pilot)
+        few = _with_few(rng_key, few)
     ranked, width = rank_starts(few.objective.smoothed(), few.nodes, starts), starting_scale(starts)
     box = np.min(starts, axis=0), np.max(starts, axis=0)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
@@ -130,14 +130,14 @@ def prepare(
         flat = scale < 1e-6 * width  # no derivative at all: look over a wide step
         steps = np.where(flat, NARROW * width, np.minimum(scale, WIDE * width))
         told = replace(few, nodes=adapted) if few.objective is objective else few
-        disagreement = compare_derivatives(Problems(*vars(told).values()), full.u, steps)
+        disagreement = compare_derivatives(told, full.u, steps)
         derivatives = Derivatives(bool((disagreement <= DISAGREE).all()), disagreement)
         if derivatives.automatic:
             return Prepared(objective, adapted, full, scale, pool, derivatives)
     objective = Differenced(objective, 0.1 * width)
     best = ranked[:BLOCK]
     for _ in range(2):
-        few = _Few(objective, nodes, pilot)
+        few = Problems(objective, nodes, pilot)
         nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width, box, few)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
@@ -145,26 +145,19 @@ def prepare(
     return Prepared(objective, nodes, full, scale, pool, derivatives, first).on(nodes, pilot)
 
 
-@dataclass(frozen=True)
-class _Few:
-    """With what to look from many starts: a loss, its nodes, and the pilot reweightings."""
-
-    objective: WeightedObjective
-    nodes: QuadratureNodes
-    pilot: Reweightings
-
-
-def _with_few(rng_key: jax.Array, objective: WeightedObjective, pilot: Reweightings) -> _Few:
+def _with_few(rng_key: jax.Array, problems: Problems) -> Problems:
     """The same with few nodes, or with nodes of few data where these have nodes of their own."""
+    objective, pilot = problems.objective, problems.reweightings
     generator, covariates = objective.generator, objective.generator.covariates
-    if covariates is not None and num_points(covariates) > FEW_NODES:
+    if isinstance(objective, DirectMMD | TwoSampleObjective) and covariates is not None:
         n = num_points(covariates)
-        chosen = np.random.default_rng(0).permutation(n)[:FEW_NODES]  # of one number of data the same: one program
+        # of one number of data always the same, and with them the program
+        chosen = np.random.default_rng(0).permutation(n)[:FEW_NODES]
         covariates, data = jax.tree.map(itemgetter(chosen), (covariates, objective.data))
         simulate = _OfSome(generator.simulate, tuple(chosen.tolist()))
         generator, pilot = replace(generator, simulate=simulate, covariates=covariates), pilot.of_some_data(chosen, n)
-        objective = replace(cast(Any, objective), generator=generator, data=data)
-    return _Few(objective, generator.draw_nodes(rng_key, FEW_NODES, 1), pilot)
+        objective = replace(objective, generator=generator, data=data)
+    return Problems(objective, generator.draw_nodes(rng_key, FEW_NODES, 1), pilot)
 
 
 @dataclass(frozen=True)

@@ -433,6 +433,40 @@ def correlated(u, noise):
     return jnp.stack([u[0] + noise[0], u[1] + r * noise[0] + jnp.sqrt((1.0 - r) * (1.0 + r)) * noise[1]])
 
 
+@pytest.mark.x64
+def test_with_covariates_starts_are_followed_on_some_of_the_data(rng):
+    """Their loss is that of these data, at their own covariates."""
+    t, noise = rng.uniform(0.0, 3.0, 300), rng.normal(size=300)
+
+    def line(u, noise, i):
+        return u[0] + u[1] * jnp.asarray(t)[i] + noise[0]
+
+    kernels = Gaussian(1.2), Gaussian(0.8)
+    loss = MMD(kernels[0], covariate_kernel=kernels[1])
+    bound = loss.objective((t, 0.5 + t + noise), Generator(line, NormalNoise(1), 2, covariates=t))
+    pilot = newton.Reweightings(rng.dirichlet(np.ones(300), 3), None, np.ones(3, int))
+    nodes = bound.generator.draw_nodes(jax.random.key(0), 512, 2)
+    few = preparation._with_few(jax.random.key(1), newton.Problems(bound, nodes, pilot))
+    chosen = np.asarray(few.objective.generator.covariates)
+    assert len(set(chosen)) == 128 and set(chosen) < set(t)
+    place = np.array([np.flatnonzero(t == one)[0] for one in chosen])
+    weights = pilot.weights[:, place] / pilot.weights[:, place].sum(axis=1, keepdims=True)
+    index, z = (np.asarray(part)[0] for part in few.nodes.values)
+    u = np.array([0.3, 1.2])
+    own, x = (
+        np.stack([chosen[index], u[0] + u[1] * chosen[index] + z[:, 0]]),
+        np.stack([chosen, (0.5 + t + noise)[place]]),
+    )
+
+    def gram(a, b):
+        apart = [(one[:, None] - other) / k.length_scale for one, other, k in zip(a, b, kernels[::-1])]
+        return np.exp(-0.5 * sum(map(np.square, apart)))
+
+    for found, w in zip(few.values(u), weights):
+        v = w[index] / w[index].sum()
+        np.testing.assert_allclose(found, v @ gram(own, own) @ v - 2.0 * v @ gram(own, x) @ w, rtol=1e-9)
+
+
 def bent(u, noise):
     """Normal vector around a point of a parabola: the other branch is nearly as good."""
     return jnp.stack([u[0] ** 2, 0.3 * u[0]]) + 0.5 * noise
