@@ -9,12 +9,11 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import jitted
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.kernels.stationary import Stationary
-from numpyro_kme.losses import mixing
+from numpyro_kme.losses import grid_rows, mixing
 from numpyro_kme.losses.base import WIDER, EmbeddingObjective, widened
 from numpyro_kme.losses.generator import REACH, Generator, NormalNoise, QuadratureNodes, join
 from numpyro_kme.losses.grid import Grid, make_grid, profile
@@ -159,8 +158,8 @@ def adapted_nodes(generator: Generator, u: np.ndarray, resolution: float, least:
         return None
     noise = cast(NormalNoise, generator.noise)
     z = np.linspace(-REACH, REACH, FINE)
-    fine = QuadratureNodes(noise.push(z[:, None]), jnp.asarray(np.ones(FINE)))
-    y = np.ravel(np.asarray(_points(generator, u, fine)))
+    fine = QuadratureNodes(noise.push(z[None, :, None]), jnp.asarray(np.ones((1, FINE))))
+    y = grid_rows.scalars(generator, fine, u)
     if not np.isfinite(y).all():
         return None
     density = _density(z, y, resolution)
@@ -182,6 +181,3 @@ def _density(z: np.ndarray, y: np.ndarray, resolution: float) -> np.ndarray:
     # tails of the noise beyond this many standard deviations get fewer and fewer nodes
     fading = 1.0 / (1.0 + np.exp(np.minimum(0.5 * (z**2 - 4.3**2), 500.0)))
     return 8.0 + speed / resolution * fading
-
-
-_points = jitted(Generator.points)

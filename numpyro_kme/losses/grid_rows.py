@@ -90,6 +90,11 @@ def _at(potential: np.ndarray, cells: np.ndarray) -> np.ndarray:
     return np.take_along_axis(potential, cells.reshape(len(cells), -1), axis=1).reshape(cells.shape)
 
 
+def scalars(generator: Generator, nodes: QuadratureNodes, u: np.ndarray) -> np.ndarray:
+    """Simulated scalars `(M,)` with the first set of nodes at parameters `(p,)`, by the program of all losses."""
+    return _simulated(_scalars, generator, nodes, np.zeros(1, int), np.asarray(u)[None])[0][0]
+
+
 def _simulated(program: Any, generator: Generator, nodes: QuadratureNodes, sets: np.ndarray, u: np.ndarray):
     """What a program finds for each node at parameters `(R, p)`, `(R, M, ...)`, `CHUNK` nodes at a time.
 
