@@ -11,15 +11,17 @@ from numpyro_kme.bootstrap.surface import Surface
 
 
 def rescue(problems: Problems, full: Fit, found: Minimum, ceiling: np.ndarray, control: Control) -> Minimum:
-    """Minimise again, with damping and from the full-data minimum, where the first attempt stopped short."""
-    left = np.abs(found.remaining / control.scale).max(axis=1)
-    lower = (found.value <= ceiling) | (not problems.objective.is_smooth)
-    short = np.flatnonzero(~((left <= control.tolerance) & found.convex & lower))
-    if not len(short):
-        return found
+    """Minimise again, with damping, where the first attempt stopped short: from the full-data minimum, and then from
+    where it has come to, as where a mixing proportion meets its bound at every other step."""
     careful = control._replace(max_steps=60, damping=0.03, stride=3.0)
-    again = problems.rows(short).solve(full.u, full.hessian, careful)
-    return keep_lower(found, again, short)
+    for from_full in (True, False):
+        left = np.abs(found.remaining / control.scale).max(axis=1)
+        lower = (found.value <= ceiling) | (not problems.objective.is_smooth)
+        short = np.flatnonzero(~((left <= control.tolerance) & found.convex & lower))
+        if len(short):
+            starts = full.u if from_full else found.u[short]
+            found = keep_lower(found, problems.rows(short).solve(starts, full.hessian, careful), short)
+    return found
 
 
 def restart(

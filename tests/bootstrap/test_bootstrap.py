@@ -25,7 +25,7 @@ from numpyro_kme.bootstrap import (
 )
 from numpyro_kme.bootstrap.fit import by_basin, full_data, newton_step, starting_scale
 from numpyro_kme.bootstrap.local import SETS
-from numpyro_kme.bootstrap.second_attempts import restart
+from numpyro_kme.bootstrap.second_attempts import rescue, restart
 from numpyro_kme.bootstrap.weights import draw_weights
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
@@ -362,6 +362,20 @@ class Ridge(WeightedObjective):
 
     def value(self, reduced, u, nodes):
         return -jnp.exp(-jnp.square(u[0])) - 0.5 * jax.nn.sigmoid(u[0] - 4.0)
+
+
+@pytest.mark.x64
+def test_a_replicate_that_stopped_short_goes_on_from_where_it_came_to():
+    """Where the full data's minimum leads to another that is higher, as from the ridge into nothing."""
+    ridge = Ridge(SCALAR, np.zeros((2, 1)))
+    problems = newton.Problems(ridge, SCALAR.draw_nodes(jax.random.key(0), 8, 1), full_data(ridge))
+    control = newton.Control(np.ones(1), tolerance=1e-6, max_steps=3)
+    found = problems.solve(np.array([0.4]), np.eye(1), control)
+    assert np.abs(found.remaining).max() > control.tolerance and abs(found.u[0, 0]) < 0.5
+    full = SimpleNamespace(u=np.array([9.0]), hessian=np.eye(1))
+    ended = rescue(problems, full, found, found.value, control)
+    np.testing.assert_allclose(ended.u, 0.0, atol=0.01)
+    assert ended.convex.all() and np.abs(ended.remaining).max() <= control.tolerance
 
 
 @pytest.mark.parametrize("loss", [MMD(), Means()], ids=["rows by NumPy", "one program"])
