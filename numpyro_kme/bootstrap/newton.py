@@ -270,9 +270,10 @@ def _over_blocks(function, problems, points):
         index = np.minimum(np.arange(first, first + BLOCK), len(reweightings) - 1)
         count = min(BLOCK, len(reweightings) - first)
         block, where = reweightings.rows(index), number % len(devices)
-        own = block if points.ndim == 2 else block.rows(np.zeros(1, int))
-        nodes = objective.nodes_of(problems.nodes, own.sets, own.weights)
-        rows = nodes, block, points[index] if points.ndim == 2 else points[:, 0]
+        if points.ndim == 2:
+            rows = objective.nodes_of(problems.nodes, block.sets, block.weights), block, points[index]
+        else:  # one set for all of them
+            rows = problems.nodes.of_sets(block.sets[:1]), block, points[:, 0]
         results.append(function(fixed[where], *jax.device_put((count, *rows), devices[where])))
     results = [to_host(result) for result in results]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(reweightings)], *results)

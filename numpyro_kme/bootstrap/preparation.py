@@ -116,17 +116,18 @@ def prepare(
         starts: `(S, p)`.
         settings: Sizes.
     """
-    few = Problems(objective, nodes, pilot)
-    even = not (objective.has_cheap_hessian and objective.generator.noise.independent)
-    if nodes.weights.shape[1] > FEW_NODES and even:
-        few = _with_few(rng_key, few)
+    few = problems = Problems(objective, nodes, pilot)
+    # on a grid, which takes any number, few independent nodes would mistake a diffuse model for a good one
+    uneven = objective.has_cheap_hessian and objective.generator.noise.independent
+    if nodes.weights.shape[1] > FEW_NODES and not uneven:
+        few = _with_few(rng_key, problems)
     ranked, width = rank_starts(few.objective.smoothed(), few.nodes, starts), starting_scale(starts)
     box = np.min(starts, axis=0), np.max(starts, axis=0)
     if not (objective.has_cheap_hessian and objective.generator.differentiable):
         ranked = ranked[:BLOCK]
     derivatives = Derivatives(objective.generator.differentiable, None)
     if derivatives.automatic:
-        adapted, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, ranked, width, box, few)
+        adapted, full, scale, pool = _fit_and_adapt(problems, few, ranked, width, box)
         flat = scale < 1e-6 * width  # no derivative at all: look over a wide step
         steps = np.where(flat, NARROW * width, np.minimum(scale, WIDE * width))
         told = replace(few, nodes=adapted) if few.objective is objective else few
@@ -137,8 +138,8 @@ def prepare(
     objective = Differenced(objective, 0.1 * width)
     best = ranked[:BLOCK]
     for _ in range(2):
-        few = Problems(objective, nodes, pilot)
-        nodes, full, scale, pool = _fit_and_adapt(objective, nodes, pilot, best, width, box, few)
+        problems = Problems(objective, nodes, pilot)
+        nodes, full, scale, pool = _fit_and_adapt(problems, problems, best, width, box)
         objective = replace(objective, steps=np.clip(scale, NARROW * width, WIDE * width))
         best = np.concatenate([full.u[None], full.others])[:BLOCK]
     first = Surface(full.u, np.diag(np.clip(scale, NARROW * width, WIDE * width)))
@@ -172,14 +173,15 @@ class _OfSome:
 
 
 def _fit_and_adapt(
-    objective, nodes, pilot, starts, width, box, few
+    problems: Problems, few: Problems, starts: np.ndarray, width: np.ndarray, box: tuple[np.ndarray, np.ndarray]
 ) -> tuple[QuadratureNodes, Fit, np.ndarray, np.ndarray]:
     """Minimise on the full data, adapt the nodes to the minimum, and take a first look at the posterior's scale; also
-    what the starts had come to half way, by the loss and the nodes `few`.
+    what the starts had come to half way, by the loss and the nodes of `few`.
 
     The way leads over a smoother loss: with the kernel's own width a model with heavy tails has gaps between its nodes,
     in which starts settle at false minima.
     """
+    objective, nodes, pilot = problems.objective, problems.nodes, problems.reweightings
     least = nodes.weights.shape[1]
     pool = _brought_back(look(few.objective.smoothed(), few.nodes, starts, width), starts, box)
     nodes = objective.adapt_nodes(pool[0], least) or nodes

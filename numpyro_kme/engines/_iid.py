@@ -26,7 +26,7 @@ from numpyro_kme.mcmc.noise import NoiseForm, even_noise
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.staging import in_stages
+from numpyro_kme.models.staging import Stages
 from numpyro_kme.models.unconstrained import Unconstrained
 
 
@@ -261,17 +261,19 @@ class IidModel:
 @on_host
 def _in_stages(generator: Generator) -> Generator:
     """The same with what follows from the noise alone as a part of the noise, where it follows from normals."""
-    noise, simulate = generator.noise, generator.simulate
+    noise = generator.noise
     if not isinstance(noise, NormalNoise):
         return generator
-    z, u = (jax.ShapeDtypeStruct((size,), np.float64) for size in (noise.dim, generator.dim))
+    u, z = (jax.ShapeDtypeStruct((size,), np.float64) for size in (generator.dim, noise.dim))
     row = () if generator.covariates is None else (jax.ShapeDtypeStruct((), int),)
-    stages = in_stages(lambda z, u, *row: simulate(u, noise.transform(z), *row), z, u, *row)
-    if stages is None:
+    stages = Stages(partial(_of_normals, generator.simulate, noise.transform), (u, z, *row))
+    if not stages.pay:
         return generator
-    of_noise, rest = stages
-    staged = NormalNoise(noise.dim, of_noise)
-    return replace(generator, noise=staged, simulate=lambda u, value, *row: rest(value, u, *row))
+    return replace(generator, noise=NormalNoise(noise.dim, stages.of_noise), simulate=stages.rest)
+
+
+def _of_normals(simulate, transform, u, z, *row):
+    return simulate(u, transform(z), *row)
 
 
 @frozen

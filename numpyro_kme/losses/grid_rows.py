@@ -47,7 +47,7 @@ def _block(order, reports, objective, nodes, weights, extra, sets, u):
         points = np.concatenate([np.repeat(points, len(u), axis=0), extra.reshape(len(u), -1)], axis=1)
     data, v = grid.embed_rows(points, weights), np.asarray(nodes.weights)[sets]
     norm = _inner(grid, data, data)
-    y, *tangents = _simulated((_scalars, _moves, _bends)[order], generator, nodes, sets, u)
+    y, *moves = _simulated((_scalars, _moves, _bends)[order], generator, nodes, sets, u)
     stencil = grid.stencil(y, derivatives=order > 0)
     model = grid.charges_of_rows(stencil.cells, stencil.weights * v[..., None])
     q, s, pairs = _inner(grid, model, model), _inner(grid, model, data), np.ones(len(u))
@@ -66,7 +66,7 @@ def _block(order, reports, objective, nodes, weights, extra, sets, u):
     witness = grid.potential(2.0 * (pairs * by[0])[:, None] * model + by[1][:, None] * data)
     at_cells = _at(witness, stencil.cells)
     first, second = (v * np.einsum("rmk,rmk->rm", at_cells, by_y) for by_y in (stencil.first, stencil.second))
-    tangents, *bends = tangents
+    tangents = moves[0]
     gradient = (first[:, None] @ tangents)[:, 0]
     if order == 1:
         return value + norm, gradient
@@ -75,7 +75,7 @@ def _block(order, reports, objective, nodes, weights, extra, sets, u):
     steps = np.stack([[2.0 * pairs * _inner(grid, model, c), _inner(grid, data, c)] for c in change])  # (p, 2, R)
     products = np.array([[_inner(grid, a, b) for b in change] for a in change])
     hessian = np.moveaxis(2.0 * pairs * by[0] * products + np.einsum("air,ijr,bjr->abr", steps, by_by, steps), 2, 0)
-    curved = np.einsum("rm,rmab->rab", first, bends[0])
+    curved = np.einsum("rm,rmab->rab", first, moves[1])
     pulled = np.swapaxes(tangents, 1, 2)
     return TaylorExpansion(value + norm, gradient, hessian + curved + (pulled * second[:, None]) @ tangents)
 

@@ -169,10 +169,8 @@ class Coordinates:
         inner, outer = (np.stack(part, axis=1) for part in zip(*((column.inner, column.outer) for column in read)))
         entries = np.tile(self.rest, (len(rows), 1)).astype(np.float64)
         entries[:, self.entries] = ((rows[:, self.readers] - outer[0]) / outer[1] - inner[0]) / inner[1]
-        parts = zip(priors, self._parts(entries).values())
-        return np.concatenate([prior.to_normal(part).reshape(len(rows), -1) for prior, part in parts], 1)[
-            :, self.entries
-        ]
+        normals = [prior.to_normal(part) for prior, part in zip(priors, self._parts(entries).values())]
+        return np.concatenate([z.reshape(len(rows), -1) for z in normals], axis=1)[:, self.entries]
 
     def at(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(k, *groups, D)` of arguments `(k, *groups, p)`, as `table`."""

@@ -38,12 +38,24 @@ def by_numpy(support: Any) -> Map | None:
     low, high = support.lower_bound, support.upper_bound
     if not (isinstance(low, (int, float)) and isinstance(high, (int, float))):  # of an array it is not known
         return None
-    tiny, last = np.finfo(float).tiny, 1.0 - np.finfo(float).eps  # as NumPyro keeps values inside
+    between = Between(low, high)
+    return between.values, between.free
 
-    def to_values(u):
-        return low + (high - low) * np.clip(expit(u), tiny, last)
 
-    return to_values, lambda value: logit((value - low) / (high - low))
+class Between(NamedTuple):
+    """Numbers between two bounds."""
+
+    low: float
+    high: float
+
+    def values(self, u: np.ndarray) -> np.ndarray:
+        """Of free numbers; kept inside the bounds, as NumPyro does."""
+        proportion = np.clip(expit(u), np.finfo(float).tiny, 1.0 - np.finfo(float).eps)
+        return self.low + (self.high - self.low) * proportion
+
+    def free(self, values: np.ndarray) -> np.ndarray:
+        """Free numbers of values."""
+        return logit((values - self.low) / (self.high - self.low))
 
 
 class Terms(NamedTuple):
@@ -106,7 +118,8 @@ class Unconstrained:
         """The vectors `(m, D)` of many points of the latents, `{site: (m, *shape)}`."""
         if self.by_numpy is None:
             return np.asarray(Program(jax.vmap(self.flatten))(dict(latents)))
-        free = [back(np.asarray(latents[name], np.float64)) for name, (_, back) in self.by_numpy.items()]
+        with np.errstate(all="ignore"):  # as JAX, where a value lies on its bound
+            free = [back(np.asarray(latents[name], np.float64)) for name, (_, back) in self.by_numpy.items()]
         return np.concatenate([u.reshape(len(u), -1) for u in free], axis=1).astype(jnp.result_type(float))
 
     def constrain_rows(self, u: np.ndarray) -> dict[str, Any]:
@@ -114,14 +127,10 @@ class Unconstrained:
         if self.by_numpy is None:
             return Program(jax.vmap(self.constrain))(u)
         ends = np.cumsum([prod(shape) for shape in self.shapes.values()])
-        pieces, kind = (
-            zip(self.shapes.items(), np.split(np.asarray(u, np.float64), ends, axis=1)),
-            jnp.result_type(float),
-        )
-        return {
-            name: self.by_numpy[name][0](piece).reshape(len(piece), *shape).astype(kind)
-            for (name, shape), piece in pieces
-        }
+        pieces, kind = np.split(np.asarray(u, np.float64), ends, axis=1), jnp.result_type(float)
+        with np.errstate(all="ignore"):  # as JAX, where a value is too large
+            values = {name: self.by_numpy[name][0](piece) for name, piece in zip(self.shapes, pieces)}
+        return {name: value.reshape(len(u), *self.shapes[name]).astype(kind) for name, value in values.items()}
 
     def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
         """The latents at `u`, `{site: value}`; no density is evaluated."""

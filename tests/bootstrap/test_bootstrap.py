@@ -30,6 +30,7 @@ from numpyro_kme.bootstrap.weights import draw_weights
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, Loss, NormalNoise, WeightedObjective
 from numpyro_kme.losses.base import TaylorExpansion
+from numpyro_kme.losses.local_mmd import LocalMMD
 
 L = 1.5
 
@@ -479,6 +480,28 @@ def test_with_covariates_starts_are_followed_on_some_of_the_data(rng):
     for found, w in zip(few.values(u), weights):
         v = w[index] / w[index].sum()
         np.testing.assert_allclose(found, v @ gram(own, own) @ v - 2.0 * v @ gram(own, x) @ w, rtol=1e-9)
+
+
+@pytest.mark.x64
+def test_corrections_of_covariates_are_averaged_under_the_weights_of_each_row(rng):
+    """Also where all rows share their simulations."""
+    t = rng.uniform(0.0, 3.0, 20)
+    loss = MMD(Gaussian(1.2), covariate_kernel=Gaussian(0.8))
+    generator = Generator(
+        lambda u, noise, i: u[0] + u[1] * jnp.asarray(t)[i] + noise[0], NormalNoise(1), 2, covariates=t
+    )
+    bound = loss.objective((t, 0.5 + t), generator)
+    local = LocalMMD.of(bound, (t[:6, None], 0.5 + t[:6, None]), np.zeros(2), 6)
+    nodes = local.uncorrected(generator.draw_nodes(jax.random.key(0), 40, 2))
+    nodes = nodes._replace(correction=rng.normal(size=nodes.correction.shape))
+    rows = newton.Reweightings(rng.dirichlet(np.ones(20), 3), None, np.ones(3, int))
+    problems, points = newton.Problems(local, nodes, rows), rng.normal(size=(4, 2))
+    own = jax.tree.map(lambda leaf: leaf[1], nodes)
+    for i, w in enumerate(rows.weights):
+        mean = np.einsum("n,nrc->rc", w, nodes.correction[1])
+        exact = [float(local.value(local.reduce(w), u, own._replace(correction=mean))) for u in points]
+        np.testing.assert_allclose(problems.values_together(points)[i], exact, rtol=1e-9)
+        np.testing.assert_allclose([problems.values(u)[i] for u in points], exact, rtol=1e-9)
 
 
 def bent(u, noise):
