@@ -6,8 +6,7 @@ precision.
 """
 
 import inspect
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from functools import partial, wraps
@@ -64,13 +63,6 @@ def keep_freed_memory() -> None:
     It keeps as much as the largest block that was ever freed, up to 32 MB; one that is never touched costs nothing.
     """
     np.empty(2**25 - 2**13, np.uint8)
-
-
-def in_threads(function: Callable, items: Iterable) -> list:
-    """`[function(item) for item in items]` on the host with as many threads as processors, for work that NumPy does."""
-    keep_freed_memory()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(on_host(function), items))
 
 
 def constants(tree: Any) -> Any:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.workers import later
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.engines import _forms, _simulations
 from numpyro_kme.engines._comparison import Half
@@ -81,7 +82,7 @@ class Learning:
         for site in problem.observations:
             form = self._form_of(problem, site)
             theta, x = _table(rng_key, problem, simulations, site, form)
-            coordinates = Coordinates.from_prior(rng_key, problem, site).covering(theta)
+            coordinates = Coordinates.from_simulations(rng_key, problem, site, simulations).covering(theta)
             measures[site] = _measure(rng_key, problem, site, coordinates)
             how = _how(problem, site, coordinates, measures[site])
             likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
@@ -89,15 +90,16 @@ class Learning:
 
     def others(
         self, rng_key: jax.Array, problem: Problem, learnt: LearntLikelihoods, learn: Callable[..., Any]
-    ) -> dict[str, Any]:
-        """What `learn` finds from the same simulations, for the sites where it finds something."""
-        found = {}
+    ) -> Callable[[], dict[str, Any]]:
+        """Begin what `learn` finds from the same simulations, where there is a process for it; the call that is
+        returned gives it, for the sites where it finds something."""
+        begun = {}
         for site, fitted in learnt.likelihoods.items():
             form = self._form_of(problem, site)
             theta, x = _table(rng_key, problem, learnt.simulations, site, form)
             how = _how(problem, site, fitted.coordinates, learnt.measures[site])
-            found[site] = learn(fitted, form, theta, x, **how)
-        return {site: other for site, other in found.items() if other is not None}
+            begun[site] = later(learn, fitted, form, theta, x, **how)
+        return lambda: {site: other for site, result in begun.items() if (other := result()) is not None}
 
     def _form_of(self, problem: Problem, site: str) -> Form | None:
         return _forms.form_of(site, problem.simulators[site].simulator, self.statistics, self.form, self.missing)

@@ -160,7 +160,8 @@ class WeightedEngine(SimulationEngine):
         problem = Problem.read(self.model, *args, **kwargs)
         self._check(problem)
         simulations = self._simulate(simulate_key, problem)
-        table = ReferenceTable.read(Coordinates.from_prior(coordinates_key, problem), problem, simulations)
+        coordinates = Coordinates.from_simulations(coordinates_key, problem, problem.site(), simulations)
+        table = ReferenceTable.read(coordinates, problem, simulations)
         if self.plan.simulations is not None and not self.from_anywhere:
             self._check_prior(child(coordinates_key, 1), problem, table)
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):

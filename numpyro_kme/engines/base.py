@@ -12,9 +12,11 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief, frozen, is_default, shown
+from numpyro_kme._core.workers import processors
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.engines.posteriors import Conditional, Posteriors, processors
+from numpyro_kme.engines.posteriors import Conditional, Posteriors
 from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.models import outputs
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations.fingerprint import fingerprint
 
@@ -157,7 +159,8 @@ class Engine(abc.ABC):
         """
         check_run(rng_key, args, kwargs)
         self.check_settings()
-        self._found = self._infer(rng_key, args, kwargs)
+        with outputs.unchanged():
+            self._found = self._infer(rng_key, args, kwargs)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer from another observation, with the simulations and what was learnt in the last `run`, where the engine

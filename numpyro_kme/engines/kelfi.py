@@ -168,6 +168,7 @@ class KELFI(SimulationEngine):
         simulations.warn_unless_near(observations(problem))
         why = self._one_round or _rounds.VARYING * one
         learnt = self._learn(fit_key, problem, simulations)._replace(one_round=why)
+        half = None if later or simulations.proposed else self._half(fit_key, problem, learnt)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
@@ -178,6 +179,7 @@ class KELFI(SimulationEngine):
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
                 learnt = learnt._replace(one_round=_rounds.why_prior(first, repeated))
+                half = self._half(fit_key, problem, learnt)
                 posterior = self._posterior(sample_key, problem, learnt)
                 break
             latents = self._proposed(choose_key, posterior, draws, size)
@@ -185,7 +187,7 @@ class KELFI(SimulationEngine):
             if self.min_change is not None and learnt.history[-1][1] < self.min_change:
                 break
         learnt = learnt._replace(amortised=not learnt.simulations.proposed)
-        learnt, posterior = self._compared(fit_key, learnt, posterior)
+        learnt, posterior = self._compared(fit_key, learnt, posterior, half)
         return Trained(self._settings(), problem, learnt), posterior
 
     def _draws_to_propose(self, rng_key, posterior: LearntPosterior):
@@ -215,18 +217,21 @@ class KELFI(SimulationEngine):
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
             return self._learning.fit(fit_key, problem, simulations, history)
 
-    def _compared(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior):
-        """With other likelihoods from the same simulations, and how far they move the posterior, which is warned of."""
+    def _half(self, fit_key, problem: Problem, learnt: LearntLikelihoods):
+        """Begin to learn from half of the simulations."""
+        return self._learning.others(fit_key, problem, learnt, _comparison.of_half)
+
+    def _compared(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, half=None):
+        """With other likelihoods from the same simulations, and how far they move the posterior, which is warned of;
+        that of half of them may have been begun."""
         problem = posterior.problem
+        half = half or self._half(fit_key, problem, learnt)
         if not learnt.amortised:
             near = {site: replace(f, near=observation(problem, site)) for site, f in learnt.likelihoods.items()}
             learnt = learnt._replace(likelihoods=near)
         with progress.phase("learning again from half of the simulations", self.progress_bar):
-            default, half = (
-                self._learning.others(fit_key, problem, learnt, learn)
-                for learn in (_comparison.default_form, _comparison.of_half)
-            )
-        learnt = learnt._replace(default=default, half=half)
+            default = self._learning.others(fit_key, problem, learnt, _comparison.default_form)
+            learnt = learnt._replace(default=default(), half=half())
         posterior = self._told(problem, learnt, posterior.measures, posterior.drawn)
         warn_of(posterior)
         return learnt, posterior

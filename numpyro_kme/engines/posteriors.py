@@ -1,7 +1,6 @@
 """Posteriors of many observations: conditioned in threads, held as one value, with one summary and one ArviZ object."""
 
 import abc
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -102,11 +101,6 @@ class Conditional(abc.ABC):
                     yield future.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rows(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -18,9 +18,12 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.models import by_numpy, matching
 from numpyro_kme.models.matching import Column
 from numpyro_kme.models.prior_maps import Independent, Mixture, NotExact, Sequential
-from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.problem import Draws, Problem
 
 Shape = tuple[int, ...]
+
+ENOUGH = 100
+"""Simulations from which the functions that their arguments are of latents are read."""
 
 
 def _static() -> Any:
@@ -102,6 +105,31 @@ class Coordinates:
             return cls(**matching.exact(problem, site, draws))
         except NotExact as reason:
             return cls(**matching.standardised(table, what, str(reason), choose_links=True))
+
+    @classmethod
+    def from_simulations(cls, rng_key: jax.Array, problem: Problem, site: str, simulated: Any) -> "Coordinates":
+        """As `from_prior`, read from latents and arguments that were simulated where these tell: nothing is drawn, and
+        no program compiled for it.
+
+        They tell where there are at least `ENOUGH`, and where the function that they show gives the arguments that the
+        model as it is now was read with: it, or its covariates, may have been others when these were simulated.
+        """
+        latents, arguments = simulated.latents, simulated.arguments[site]
+        if len(arguments) < ENOUGH or set(latents) != set(problem.latents) or not np.ptp(arguments, axis=0).any():
+            return cls.from_prior(rng_key, problem, site)
+        draws = Draws({name: latents[name] for name in problem.latents}, {site: arguments})
+        try:
+            found = cls(**matching.exact(problem, site, draws))
+        except NotExact:
+            return cls.from_prior(rng_key, problem, site)
+        return found if found._is_of(problem, site) else cls.from_prior(rng_key, problem, site)
+
+    def _is_of(self, problem: Problem, site: str) -> bool:
+        """Whether the model was read with the arguments that these columns give at its latents."""
+        seen = np.asarray(problem.simulators[site].simulator.arguments, np.float64)
+        latents = np.concatenate([np.ravel(problem.latents[name].value) for name, _ in self.sites])
+        given = on_host(matching.applied)(self.columns, latents[[column.entry for column in self.columns]])  # type: ignore
+        return seen.shape == given.shape and np.allclose(given, seen, rtol=1e-5, atol=1e-7 * np.abs(seen).max())
 
     @classmethod
     def standardise(cls, table: ArrayLike) -> "Coordinates":

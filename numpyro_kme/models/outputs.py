@@ -80,18 +80,21 @@ _known: ContextVar[dict[tuple, tuple[Any, dict[str, Shape]]] | None] = ContextVa
 
 
 def unchanged():
-    """Trace each simulator once inside this block, in all threads that copy its context: for a model that is read again
+    """Trace each simulator once inside this block, in all threads that copy its context: for a model that is run again
     and again, while what its functions refer to stays as it is."""
-    return setting(_known, {})
+    return setting(_known, {} if _known.get() is None else _known.get())
 
 
 def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Any, dict[str, Shape]]:
     """Shape and dtype of what `fn(key, *params)` returns, found by tracing it, and the shapes of its entries where that
     is a dictionary, in its own order."""
-    known = _known.get()
+    known, call = _known.get(), (fn, tuple(shapes), tuple(map(str, dtypes)), jax.enable_x64.value)
+    try:
+        hash(call)
+    except TypeError:  # as of a callable that holds arrays and compares them
+        known = None
     if known is None:
         return _traced_event(fn, shapes, dtypes)
-    call = (fn, tuple(shapes), tuple(dtypes))
     if call not in known:
         known[call] = _traced_event(fn, shapes, dtypes)
     return known[call]

@@ -37,7 +37,8 @@ def test_variances_are_those_of_the_gaussian_process(rng, monkeypatch, size):
     monkeypatch.setattr(location_errors, "DRAWS", 20_000)
     z, new, noise = rng.normal(size=(size, 2)), 2.0 * rng.normal(size=(4, 2)), rng.uniform(0.5, 2.0, size=(2, size))
     some = (Inputs(z, z[:4]), Inputs(z, z[:3]))
-    errors = LocationErrors.of([TWO.regress(at, noise, noise) for at in some], z[:4])
+    parts = [LocationErrors.of(TWO.regress(at, noise, noise), z[:4], i) for i, at in enumerate(some)]
+    errors = LocationErrors.together(parts)
     expected = []
     for at in some:
         for i in range(2):

@@ -13,7 +13,7 @@ from scipy import special
 
 from numpyro_kme.models import matching
 from numpyro_kme.models.coordinates import Coordinates
-from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.problem import Draws, Problem
 from numpyro_kme.models.simulator import Simulator
 
 COVARIANCE = jnp.array([[1.0, 0.5], [0.5, 2.0]])
@@ -218,6 +218,50 @@ INEXACT = {
     ),
     "groups": (groups, "the simulator's parameters vary along plates"),
 }
+
+
+def same(first, second):
+    """Two coordinates have the same names, and give the same arguments."""
+    assert first.names == second.names and first.exact == second.exact
+    z = np.random.default_rng(0).normal(size=(20, first.dim)).astype(np.float32)
+    np.testing.assert_allclose(jax.vmap(first.inverse)(z), jax.vmap(second.inverse)(z), rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_simulations_show_the_coordinates_that_prior_draws_show(name, programs):
+    problem = Problem.read(EXACT[name][0])
+    draws = problem.draw(random.key(1), 150)
+    expected = Coordinates.from_prior(random.key(0), problem)
+    compiled = len(programs)
+    found = Coordinates.from_simulations(random.key(0), problem, "x", draws)
+    assert "draw" not in " ".join(programs[compiled:])
+    same(found, expected)
+
+
+def other(**changes):
+    """A model of two latents and a covariate, as it is or changed, and simulations from it."""
+    settings = {"function": jnp.exp, "covariate": 2.0} | changes
+    model = model_of(
+        lambda a, b: (settings["function"](a), b, settings["covariate"]), a=dist.Normal(0.0, 1.0), b=dist.Gamma(2.0)
+    )
+    problem = Problem.read(model)
+    return problem, problem.draw(random.key(1), 150)
+
+
+@pytest.mark.parametrize("changed", [{"function": jnp.square}, {"function": jnp.log1p}, {"covariate": 3.0}])
+def test_simulations_of_a_model_that_was_another_do_not_tell(changed):
+    """Another function of a latent since, or another covariate: the model as it is now counts."""
+    problem, (_, simulated) = other()[0], other(**changed)
+    found = Coordinates.from_simulations(random.key(0), problem, "x", simulated)
+    same(found, Coordinates.from_prior(random.key(0), problem))
+
+
+def test_too_few_simulations_and_those_without_latents_do_not_tell():
+    problem, draws = other()
+    for latents, rows in ((draws.latents, 90), ({}, 150), ({"a": draws.latents["a"]}, 150)):
+        some = Draws({name: values[:rows] for name, values in latents.items()}, {"x": draws.arguments["x"][:rows]})
+        found = Coordinates.from_simulations(random.key(0), problem, "x", some)
+        same(found, Coordinates.from_prior(random.key(0), problem))
 
 
 @pytest.mark.x64

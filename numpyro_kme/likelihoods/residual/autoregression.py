@@ -9,15 +9,15 @@ Reference: Papamakarios, Pavlakou and Murray (2017), Masked autoregressive flow,
 """
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core.host import in_threads
 from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.workers import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
@@ -70,7 +70,7 @@ class Autoregression(Recomputed):
 
     @cached_property
     def _both(self) -> RidgeFunctions:
-        return self.location.joined(self.log_scale)
+        return RidgeFunctions.together([self.location, self.log_scale])
 
     def used(self) -> np.ndarray:
         """Which residuals have functions, `(n,)`."""
@@ -116,18 +116,14 @@ def fit_autoregression(
     centre, spread = v.mean(axis=0), v.std(axis=0)
     targets = ((v - centre) / np.where(spread > 0.0, spread, 1.0)).T
     few, points = inputs[rows], at.coarse.inducing_points
-    share = in_threads(lambda i: explained(few[:, known[i]], points[:, known[i]], targets[i, rows]), range(1, n))
+    share = in_parallel(partial(_explained, few, points, targets[:, rows], known), range(1, n))
     tried = 1 + np.flatnonzero(np.array(share) > TRIED)
     if not len(tried):
         return None
     settings = replace(form, transform_marginals=False)
     start = Smoothness.start(at.dim, linear=0.1, length=1.0, noise=0.9)
     starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), Location(start, 0.0, 0.0))
-
-    def fit(group):
-        return fit_statistics(settings, replace(at, used=known[group]), rows, targets, starts, group)
-
-    fits = in_threads(fit, at.groups(tried))
+    fits = in_parallel(partial(_fit, settings, at, rows, targets, starts, known), at.groups(tried))
     added = np.concatenate([fit.location_improvement + fit.scale_improvement for fit in fits]) - np.log(spread[tried])
     worth = np.flatnonzero(added > WORTH)
     if not len(worth):
@@ -141,3 +137,13 @@ def fit_autoregression(
     residuals[:, kept] = np.concatenate([fit.residuals for fit in fits])[worth].T
     improvement[kept] = added[worth]
     return FittedAutoregression(found, residuals, improvement)
+
+
+def _explained(few, points, targets, known, i):
+    """`explained` of the residual with number `i` by what it may follow."""
+    return explained(few[:, known[i]], points[:, known[i]], targets[i])
+
+
+def _fit(form, at, rows, targets, starts, known, group):
+    """`fit_statistics` of a group of residuals by what each may follow."""
+    return fit_statistics(form, replace(at, used=known[group]), rows, targets, starts, group)

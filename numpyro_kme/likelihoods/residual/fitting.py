@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
+from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.location_scale import Location, ScaleFunction, learn_location, winsorised_rms
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
 
@@ -19,23 +20,19 @@ NEGLIGIBLE = 0.05
 
 
 class Fits(NamedTuple):
-    """Some statistics as they are fitted.
+    """Some statistics as they are fitted: what is kept, and small enough to travel between processes.
 
     Attributes:
         location: Hyperparameters of the locations.
-        regression: Regressions of the transformed statistics with these.
-        log_scales: How the log scales change: not at all where they are not learnt.
-        log_scale: Log scales that hold beside these, `(n,)`.
-        size: Scales of the residuals at the simulations, `(n, m)`.
+        functions: Locations and log scales as functions of the coordinates, as simple as `NEGLIGIBLE` lets them be.
+        errors: What the locations may be off by.
         residuals: Standardised held-out residuals, `(n, m)`.
         location_improvement, scale_improvement: What these add to the held-out log score, `(n,)` each.
     """
 
     location: Location
-    regression: Regression
-    log_scales: Regression
-    log_scale: np.ndarray
-    size: np.ndarray
+    functions: tuple[RidgeFunctions, RidgeFunctions]
+    errors: LocationErrors
     residuals: np.ndarray
     location_improvement: np.ndarray
     scale_improvement: np.ndarray
@@ -66,12 +63,16 @@ def fit_statistics(form: Any, at: Inputs, rows, statistics, starts: Location, gr
     residuals = found.held_out.residual * np.exp(-scale.held_out) / _unknown(location, found, size)
     rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
     log_scale = scale.offset + np.log(rest)
+    size = np.exp(log_scale[:, None] + scale.fitted - scale.offset[:, None])
+    log_scales = scale.last or found.again(np.zeros(x.shape))
+    functions = (
+        RidgeFunctions.of([(found, np.zeros(len(x)), NEGLIGIBLE * size)]),
+        RidgeFunctions.of([(log_scales, log_scale, np.full(x.shape, NEGLIGIBLE))]),
+    )
     return Fits(
         location,
-        found,
-        scale.last or found.again(np.zeros(x.shape)),
-        log_scale,
-        np.exp(log_scale[:, None] + scale.fitted - scale.offset[:, None]),
+        functions,
+        LocationErrors.of(found, at.inducing_points, int(group[0])),
         residuals / rest[:, None],
         -np.log(plain),
         np.log(plain / rest) - np.mean(scale.held_out, axis=1),
@@ -104,8 +105,6 @@ def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
 
 
 def fitted_functions(fits: Sequence[Fits]) -> tuple[RidgeFunctions, RidgeFunctions]:
-    """Locations and log scales as functions of the coordinates, as simple as `NEGLIGIBLE` lets them be."""
-    return (
-        RidgeFunctions.of((f.regression, np.zeros(len(f.size)), NEGLIGIBLE * f.size) for f in fits),
-        RidgeFunctions.of((f.log_scales, f.log_scale, np.full(f.size.shape, NEGLIGIBLE)) for f in fits),
-    )
+    """Locations and log scales of all groups."""
+    location, log_scale = (RidgeFunctions.together([f.functions[i].trimmed() for f in fits]).filled() for i in (0, 1))
+    return location, log_scale

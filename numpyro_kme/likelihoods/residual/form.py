@@ -12,9 +12,10 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import in_threads, on_host
+from numpyro_kme._core.host import on_host
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
+from numpyro_kme._core.workers import in_parallel
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
@@ -145,7 +146,7 @@ class ResidualKernelMeans(Form):
         units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
         scaled, n = units.scaled(bounded), bounded.shape[1]
         starts, _ = start_locations(at.coarse[rows], scaled[rows].T, units.zero, self.transform_marginals)
-        fits = in_threads(partial(fit_statistics, self, at, rows, scaled.T, starts), at.groups(np.arange(n)))
+        fits = in_parallel(partial(fit_statistics, self, at, rows, scaled.T, starts), at.groups(np.arange(n)))
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         gained = np.concatenate([[fit.location_improvement, fit.scale_improvement] for fit in fits], axis=1)
         location, log_scale = fitted_functions(fits)
@@ -153,7 +154,7 @@ class ResidualKernelMeans(Form):
         learnt = self.dependence(z, residuals)
         as_they_are = self._as_they_are(z, np.asarray(marginals(bounded, np)), residuals, gained.sum(axis=0), learnt)
         information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[first[:300]])
-        errors = LocationErrors.of((fit.regression for fit in fits), at.inducing_points)
+        errors = LocationErrors.together([fit.errors for fit in fits])
         if as_they_are is not None:
             still, residuals, learnt = as_they_are
             moved, gained = np.flatnonzero(~still), np.where(still, 0.0, gained)

@@ -1,13 +1,13 @@
 """Fitted regressions as functions of the coordinates: features, and as few Gaussian kernels as they need."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from scipy.linalg import solve_triangular
+from scipy.linalg import block_diag, solve_triangular
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.smoothness import Regression, features, line_slopes
@@ -55,30 +55,30 @@ class RidgeFunctions:
                 centres.append(fits.at.inducing_points[chosen])
                 scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
                 rbf.append(found)
-        spare, ends = padded(sum(map(len, rbf))) - sum(map(len, rbf)), np.cumsum([len(found) for found in rbf])
-        weights = np.stack([np.pad(one, (end - len(one), ends[-1] - end + spare)) for one, end in zip(rbf, ends)])
-        points, precision = (np.pad(np.concatenate(a), ((0, spare), (0, 0))) for a in (centres, scales))
-        return cls(np.array(offset), np.array(linear), points, precision, weights)
+        rows = [np.reshape(found, (1, -1)) for found in rbf]
+        points, precision = map(np.concatenate, (centres, scales))
+        return cls(np.array(offset), np.array(linear), points, precision, block_diag(*rows)).filled()
+
+    @staticmethod
+    def together(parts: Sequence["RidgeFunctions"]) -> "RidgeFunctions":
+        """Functions of the same coordinates, one part after another, in one pass."""
+        offset, linear, points, precision = (
+            np.concatenate([np.asarray(getattr(part, name)) for part in parts])
+            for name in ("offset", "linear", "points", "precision")
+        )
+        return RidgeFunctions(offset, linear, points, precision, block_diag(*(part.rbf for part in parts)))
+
+    def filled(self) -> "RidgeFunctions":
+        """With kernels of weight 0 up to one of few numbers, so that other functions do not compile again."""
+        number = np.shape(self.points)[0]
+        spare = padded(number) - number
+        points, precision = (np.pad(a, ((0, spare), (0, 0))) for a in (self.points, self.precision))
+        return replace(self, points=points, precision=precision, rbf=np.pad(self.rbf, ((0, 0), (0, spare))))
 
     def some(self, chosen: np.ndarray) -> "RidgeFunctions":
         """The functions with these numbers, with the kernels that they need."""
         offset, linear, rbf = (np.asarray(leaf)[chosen] for leaf in (self.offset, self.linear, self.rbf))
-        used = np.flatnonzero(np.any(rbf != 0.0, axis=0))
-        spare = padded(len(used)) - len(used)
-        points, precision = (np.pad(np.asarray(a)[used], ((0, spare), (0, 0))) for a in (self.points, self.precision))
-        return RidgeFunctions(offset, linear, points, precision, np.pad(rbf[:, used], ((0, 0), (0, spare))))
-
-    def joined(self, other: "RidgeFunctions") -> "RidgeFunctions":
-        """These functions and then the others of the same coordinates, in one pass by NumPy."""
-        ours, theirs = np.asarray(self.rbf), np.asarray(other.rbf)
-        spare = (0, theirs.shape[1]), (ours.shape[1], 0)
-        return RidgeFunctions(
-            np.concatenate([self.offset, other.offset]),
-            np.concatenate([self.linear, other.linear]),
-            np.concatenate([self.points, other.points]),
-            np.concatenate([self.precision, other.precision]),
-            np.concatenate([np.pad(rbf, ((0, 0), more)) for rbf, more in zip((ours, theirs), spare)]),
-        )
+        return RidgeFunctions(offset, linear, self.points, self.precision, rbf).trimmed().filled()
 
     def times(self, factor: np.ndarray, added: np.ndarray) -> "RidgeFunctions":
         """The functions times factors `(n,)`, and what is added to them, `(n,)`."""

@@ -6,7 +6,7 @@ $v(z) = f(z)' (I + F' N^{-1} F)^{-1} f(z)$. It is small where there are simulati
 is simple: a straight one is known far from the simulations too. The mean of squares of a few draws stands for it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -38,16 +38,18 @@ class LocationErrors:
     rbf: Array
 
     @classmethod
-    def of(cls, groups: Iterable[Regression], points: np.ndarray) -> Self:
-        """Of groups of regressions, each with the first ones of the inducing points."""
-        rng, lengths, straight, rbf = np.random.default_rng(2), [], [], []
-        for fits in groups:
-            normals = rng.standard_normal((*fits.held_out.alpha.shape[:-1], DRAWS, fits.num_columns))
-            intercepts, slopes, weights = fits.drawn_weights(normals)
-            lengths.append(fits.smoothness.length)
-            straight.append(np.concatenate([intercepts, slopes], axis=-1))
-            rbf.append(np.pad(weights, ((0, 0), (0, 0), (0, len(points) - weights.shape[-1]))))
-        return cls(points, *map(np.concatenate, (lengths, straight, rbf)))
+    def of(cls, fits: Regression, points: np.ndarray, seed: int) -> Self:
+        """Of regressions with the first ones of the inducing points."""
+        size = *fits.held_out.alpha.shape[:-1], DRAWS, fits.num_columns
+        intercepts, slopes, rbf = fits.drawn_weights(np.random.default_rng([2, seed]).standard_normal(size))
+        rbf = np.pad(rbf, ((0, 0), (0, 0), (0, len(points) - rbf.shape[-1])))
+        return cls(points, fits.smoothness.length, np.concatenate([intercepts, slopes], axis=-1), rbf)
+
+    @classmethod
+    def together(cls, parts: Sequence[Self]) -> Self:
+        """Those of locations with the same inducing points, one part after another."""
+        leaves = zip(*((part.log_length, part.straight, part.rbf) for part in parts), strict=True)
+        return cls(parts[0].points, *map(np.concatenate, leaves))
 
     def some(self, chosen: np.ndarray) -> "LocationErrors":
         """Those of the locations with these numbers."""

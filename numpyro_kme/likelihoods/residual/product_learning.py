@@ -1,11 +1,12 @@
 """Whether a product of densities of single residuals says more of held-out simulations than their joint embedding."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from scipy.special import expit, logit
 
-from numpyro_kme._core.host import in_threads
+from numpyro_kme._core.workers import in_parallel
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.residual import density
 from numpyro_kme.likelihoods.residual.bandwidth_learning import (
@@ -51,7 +52,7 @@ def fit_product(
     if n == 1 or np.mean(tried - held_out[:TRIED]) < WORTH:
         return None, 0.0
     columns = [some[:, i : i + 1] for i in range(n)]
-    learnt = in_threads(lambda column: learn_bandwidths(points, column, steps), columns)
+    learnt = in_parallel(partial(learn_bandwidths, points, steps=steps), columns)
     beta, lam = (np.median([getattr(own, name) for own in learnt]) for name in ("beta", "lam"))
     shared = [replace(own, beta=beta, lam=lam) for own in learnt]
     weights = HeldOutWeights.of(shared[0], points)

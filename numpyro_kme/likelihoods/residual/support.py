@@ -13,6 +13,7 @@ A line in the middle of a statistic serves where its tails are heavy, as of Cauc
 transformation is then one of the noise. Of the statistic it would move outliers as far as all other simulations.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core.solves import Array
+from numpyro_kme._core.workers import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
@@ -127,22 +129,30 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     if not bounds:
         return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
-    for i, (column, lines) in enumerate(zip(s.T, _lines(columns, s, rows), strict=True)):
-        lines += _middles(at, columns, column, rows)
-        # what a bound has to add to the held-out log density, in nats a simulation; a line in the middle little
-        scores = [line.score(at, rows) - (0.03 if line.side == AROUND else 0.1) for line in lines]
-        if lines and max(scores) > _score(at, column, rows):
-            line = lines[int(np.argmax(scores))]
+    best = in_parallel(partial(_best, at, columns, rows), zip(s.T, _looking_crowded(columns, s, rows), strict=True))
+    for i, line in enumerate(best):
+        if line is not None:
             support.offset[i], support.linear[i] = line.coefficients[0], line.coefficients[1:]
             support.width[i], support.side[i] = line.width, line.side
             found[:, i] = line.statistic
     return support, found
 
 
-def _lines(columns, s, rows):
-    """For each statistic, lower and upper lines by normal and by uniform features that look like bounds on `rows`."""
+def _best(at, columns, rows, looked_at) -> _Line | None:
+    """The line of a statistic that is worth it, of the bounds that it looks to have and one in the middle."""
+    column, looks = looked_at
+    lines = [line for look in looks if (line := _bound(columns, column, rows, *look)) is not None]
+    lines += _middles(at, columns, column, rows)
+    # what a bound has to add to the held-out log density, in nats a simulation; a line in the middle little
+    scores = [line.score(at, rows) - (0.03 if line.side == AROUND else 0.1) for line in lines]
+    return lines[int(np.argmax(scores))] if lines and max(scores) > _score(at, column, rows) else None
+
+
+def _looking_crowded(columns, s, rows) -> list[list[tuple[np.ndarray, float]]]:
+    """For each statistic, by which columns, and on which side, a line looks like a bound on some of `rows`."""
     dim, n = columns.shape[1] // 2, s.shape[1]
-    lines, both = [[] for _ in range(n)], np.concatenate([s.T, -s.T])
+    both = np.concatenate([s.T, -s.T])
+    found: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(n)]
     for chosen in (np.arange(dim + 1), np.r_[0, dim + 1 : 2 * dim + 1]):
         if len(rows) < FEWEST * len(chosen):
             continue
@@ -152,17 +162,20 @@ def _lines(columns, s, rows):
             gaps = both[i, some] - line
             # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a
             # marginal transformation serves
-            if np.std(line) < 0.1 * np.median(gaps) or not _crowded(gaps, least):
-                continue
-            found, gaps = held_out_lower_bound(few, both[i])
-            if not _crowded(gaps[rows]):
-                continue
-            side = 1.0 if i < n else -1.0
-            coefficients, width = np.zeros(columns.shape[1]), max(np.median(-gaps[gaps < 0.0]), NARROWEST)
-            coefficients[chosen] = side * found
-            coefficients[0] += side * width
-            lines[i % n].append(_Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width)))
-    return lines
+            if np.std(line) >= 0.1 * np.median(gaps) and _crowded(gaps, least):
+                found[i % n].append((chosen, 1.0 if i < n else -1.0))
+    return found
+
+
+def _bound(columns, column, rows, chosen, side) -> _Line | None:
+    """The bound of a statistic by lines in some columns, if simulations crowd at it."""
+    found, gaps = held_out_lower_bound(columns[:, chosen], side * column)
+    if not _crowded(gaps[rows]):
+        return None
+    coefficients, width = np.zeros(columns.shape[1]), max(np.median(-gaps[gaps < 0.0]), NARROWEST)
+    coefficients[chosen] = side * found
+    coefficients[0] += side * width
+    return _Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width))
 
 
 def _middles(at, columns, s, rows):

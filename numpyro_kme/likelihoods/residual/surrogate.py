@@ -237,7 +237,7 @@ class ResidualSurrogate(Surrogate):
 
     @cached_property
     def _both(self) -> RidgeFunctions:
-        return self.location.joined(self.log_scale)
+        return RidgeFunctions.together([self.location, self.log_scale])
 
     def locations(self, y: Any, z: np.ndarray) -> Locations | None:
         """As `Surrogate.locations`; the same for all observations."""
