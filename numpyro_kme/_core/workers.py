@@ -34,8 +34,8 @@ and at most `MOST`."""
 MOST = 7
 """Each worker holds a quarter of a gigabyte."""
 
-WORTH = 1.0
-"""Seconds of work that could have been shared, after which workers are started: a worker takes two to begin."""
+WORTH = 0.5
+"""Seconds of work that could have been shared, after which workers are started, which takes about two."""
 
 _BEGIN = """
 import pickle, sys

@@ -122,8 +122,7 @@ def fit_autoregression(
         return None
     settings = replace(form, transform_marginals=False)
     start = Smoothness.start(at.dim, linear=0.1, length=1.0, noise=0.9)
-    starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), Location(start, 0.0, 0.0))
-    fits = in_parallel(partial(_fit, settings, at, rows, targets, starts, known), at.groups(tried))
+    fits = in_parallel(partial(_fit, settings, at, rows, targets, start, known), at.groups(tried))
     added = np.concatenate([fit.location_improvement + fit.scale_improvement for fit in fits]) - np.log(spread[tried])
     worth = np.flatnonzero(added > WORTH)
     if not len(worth):
@@ -144,6 +143,7 @@ def _explained(few, points, targets, known, i):
     return explained(few[:, known[i]], points[:, known[i]], targets[i])
 
 
-def _fit(form, at, rows, targets, starts, known, group):
+def _fit(form, at, rows, targets, start, known, group):
     """`fit_statistics` of a group of residuals by what each may follow."""
-    return fit_statistics(form, replace(at, used=known[group]), rows, targets, starts, group)
+    starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(group), *np.shape(leaf))), Location(start, 0.0, 0.0))
+    return fit_statistics(form, replace(at, used=known[group]), rows, targets[group], starts, int(group[0]))

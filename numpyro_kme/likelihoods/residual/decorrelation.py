@@ -6,6 +6,7 @@ on the diagonal, so that the Jacobian is exact whatever the coefficients are.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_kme._core.workers import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend
 from numpyro_kme.likelihoods.residual.autoregression import Autoregression, soft_clip
@@ -131,25 +133,32 @@ def fit_triangular_map(
     n, dim = u.shape[1], z.shape[1]
     constant, change, log_scale, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
 
-    for k, i in enumerate(chosen[1:], 1):
-        others = chosen[:k]
-        before = soft_clip(u[:, others])
-        numbers = (np.log(0.2), np.log(0.1), 0.0), (-9.0, -9.0, -7.0), (3.0, 3.0, 1.5), (1.0, 1.0, 2.0 * len(rows))
-        hyper, low, high, curvature = (
-            DecorrelationHyperparameters(np.full(k, a), np.full(dim, b), np.array(noise)) for a, b, noise in numbers
-        )
-        args = z[rows], before[rows], u[rows, i], n
-        hyper = descend(loss, hyper, (low, high), steps, *args, curvature=curvature)
-        found = hyper.ridge(z, before).held_out(u[:, i])
-        size = winsorised_rms(found.residual)
-        if size >= 1.0:
-            continue
-        rest[:, i] = found.residual / size
-        weights = np.exp(2.0 * hyper.others)
-        log_scale[i] = np.log(size)
-        constant[i, others] = weights * (found.alpha @ before)
-        change[i, others] = weights[:, None] * np.exp(2.0 * hyper.change) * ((before * found.alpha[:, None]).T @ z)
+    last = range(len(chosen) - 1, 0, -1)  # those of many others take longest
+    for k, found in zip(last, in_parallel(partial(_decorrelated, z, u, rows, steps, chosen), last), strict=True):
+        if found is not None:
+            i, others = chosen[k], chosen[:k]
+            constant[i, others], change[i, others], log_scale[i], rest[:, i] = found
     return TriangularMap(constant, change, log_scale), rest
+
+
+def _decorrelated(z, u, rows, steps, chosen, k):
+    """Coefficients, their change, the log scale and what is left of the residual that is `k`th among those `chosen`, or
+    None where those before it do not make it smaller."""
+    i, others, dim = chosen[k], chosen[:k], z.shape[1]
+    before = soft_clip(u[:, others])
+    numbers = (np.log(0.2), np.log(0.1), 0.0), (-9.0, -9.0, -7.0), (3.0, 3.0, 1.5), (1.0, 1.0, 2.0 * len(rows))
+    hyper, low, high, curvature = (
+        DecorrelationHyperparameters(np.full(k, a), np.full(dim, b), np.array(noise)) for a, b, noise in numbers
+    )
+    args = z[rows], before[rows], u[rows, i], u.shape[1]
+    hyper = descend(loss, hyper, (low, high), steps, *args, curvature=curvature)
+    found = hyper.ridge(z, before).held_out(u[:, i])
+    size = winsorised_rms(found.residual)
+    if size >= 1.0:
+        return None
+    weights = np.exp(2.0 * hyper.others)
+    change = weights[:, None] * np.exp(2.0 * hyper.change) * ((before * found.alpha[:, None]).T @ z)
+    return weights * (found.alpha @ before), change, np.log(size), found.residual / size
 
 
 def loss(

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
@@ -38,10 +37,18 @@ class Fits(NamedTuple):
     scale_improvement: np.ndarray
 
 
-def fit_statistics(form: Any, at: Inputs, rows, statistics, starts: Location, group: np.ndarray) -> Fits:
+def fit_statistics(form: Any, at: Inputs, rows: np.ndarray, x: np.ndarray, location: Location, seed: int) -> Fits:
     """Learn on `rows` with some inducing points, and again with the noise found so, until that stays what it is; then
-    fit all simulations."""
-    x, location = statistics[group], jax.tree.map(lambda leaf: leaf[group], starts)
+    fit all simulations.
+
+    Args:
+        form: Settings of the residual form.
+        at: Coordinates.
+        rows: Simulations that hyperparameters are learnt from.
+        x: Statistics, `(n, m)`, in their robust standard deviations.
+        location: Where the search begins.
+        seed: Of the draws of what locations may be off by.
+    """
     scale, coarse = ScaleFunction(at.dim, *x.shape), at.coarse[rows]
     noise = size = np.ones((len(x), len(rows)))
     inverses = None
@@ -72,7 +79,7 @@ def fit_statistics(form: Any, at: Inputs, rows, statistics, starts: Location, gr
     return Fits(
         location,
         functions,
-        LocationErrors.of(found, at.inducing_points, int(group[0])),
+        LocationErrors.of(found, at.inducing_points, seed),
         residuals / rest[:, None],
         -np.log(plain),
         np.log(plain / rest) - np.mean(scale.held_out, axis=1),

@@ -145,8 +145,7 @@ class ResidualKernelMeans(Form):
         support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals and self.bounds)
         units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
         scaled, n = units.scaled(bounded), bounded.shape[1]
-        starts, _ = start_locations(at.coarse[rows], scaled[rows].T, units.zero, self.transform_marginals)
-        fits = in_parallel(partial(fit_statistics, self, at, rows, scaled.T, starts), at.groups(np.arange(n)))
+        fits = in_parallel(partial(_fit, self, at, rows, scaled.T, units.zero), at.groups(np.arange(n)))
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         gained = np.concatenate([[fit.location_improvement, fit.scale_improvement] for fit in fits], axis=1)
         location, log_scale = fitted_functions(fits)
@@ -266,6 +265,13 @@ class _Units(NamedTuple):
         scores = np.arcsinh((s - self.centre) / self.scale)
         low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
         return np.sinh(np.clip(scores, low - REACH, high + REACH))
+
+
+def _fit(form, at, rows, scaled, zero, group):
+    """`fit_statistics` of a group, from the best of a grid of starts."""
+    x = scaled[group]
+    starts, _ = start_locations(at.coarse[rows], x[:, rows], zero[group], form.transform_marginals)
+    return fit_statistics(form, at, rows, x, starts, int(group[0]))
 
 
 def _marginals(fits, scaled, units: _Units) -> MarginalTransform:

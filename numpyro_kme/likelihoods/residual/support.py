@@ -14,6 +14,7 @@ transformation is then one of the noise. Of the statistic it would move outliers
 """
 
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -27,6 +28,9 @@ from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
 from numpyro_kme.likelihoods.statistics import log_cosh
+
+TOGETHER = 5
+"""Statistics that one processor looks at, with one linear programme for all of them."""
 
 FEWEST, LOOKED_AT = 20, 500
 """Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound. With
@@ -129,8 +133,9 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     if not bounds:
         return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
-    best = in_parallel(partial(_best, at, columns, rows), zip(s.T, _looking_crowded(columns, s, rows), strict=True))
-    for i, line in enumerate(best):
+    groups = np.array_split(np.arange(n), -(-n // TOGETHER))
+    lines = in_parallel(partial(_best, at, columns, rows), [s[:, group] for group in groups])
+    for i, line in enumerate(chain.from_iterable(lines)):
         if line is not None:
             support.offset[i], support.linear[i] = line.coefficients[0], line.coefficients[1:]
             support.width[i], support.side[i] = line.width, line.side
@@ -138,9 +143,16 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     return support, found
 
 
-def _best(at, columns, rows, looked_at) -> _Line | None:
-    """The line of a statistic that is worth it, of the bounds that it looks to have and one in the middle."""
-    column, looks = looked_at
+def _best(at, columns, rows, s) -> list[_Line | None]:
+    """For each of some statistics `(m, k)` the line that is worth it, of the bounds that it looks to have and one in
+    the middle."""
+    return [
+        _better(at, columns, rows, column, looks)
+        for column, looks in zip(s.T, _looking_crowded(columns, s, rows), strict=True)
+    ]
+
+
+def _better(at, columns, rows, column, looks) -> _Line | None:
     lines = [line for look in looks if (line := _bound(columns, column, rows, *look)) is not None]
     lines += _middles(at, columns, column, rows)
     # what a bound has to add to the held-out log density, in nats a simulation; a line in the middle little
