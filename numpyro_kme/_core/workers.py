@@ -225,7 +225,7 @@ class Worker:
             self.end()
             raise
         if failed:
-            raise RuntimeError(found)
+            raise checks.explained(found, RuntimeError)
         return found
 
 
