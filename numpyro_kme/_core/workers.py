@@ -6,13 +6,11 @@ when they are ready; until then, and wherever there is none, threads do. What is
 """
 
 import atexit
+import multiprocessing
 import os
-import pickle
-import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,16 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, worker_process
 from numpyro_kme._core.host import keep_freed_memory, on_host
-
-VARIABLE = "NUMPYRO_KME_WORKERS"
-"""Environment variable: how many workers are started at most; 0 for none. By default one for each further processor,
-and at most `MOST`."""
+from numpyro_kme._core.worker_process import VARIABLE, Worker
 
 MOST = 7
 """Each worker holds a quarter of a gigabyte."""
@@ -37,12 +33,8 @@ MOST = 7
 WORTH = 0.5
 """Seconds of work that could have been shared, after which workers are started, which takes about two."""
 
-_BEGIN = """
-import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
-from numpyro_kme._core.workers import serve
-serve()
-"""
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of all processors, and the period in which a container has them (Linux)."""
 
 
 def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
@@ -57,7 +49,7 @@ def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
     """
     items, run = list(items), on_host(function)
     keep_freed_memory()
-    if _serving or len(items) < 2:
+    if worker_process.serving or len(items) < 2:
         return [run(item) for item in items]
     begun, workers = time.perf_counter(), _pool.taken(len(items) - 1)
     if workers:
@@ -85,7 +77,7 @@ def later(function: Callable, *args: Any, **how: Any) -> Callable[[], Any]:
     return result
 
 
-def running() -> list["Worker"]:
+def running() -> list[Worker]:
     """The workers of this process that are alive."""
     return [worker for worker in _pool.workers if worker.alive]
 
@@ -111,7 +103,7 @@ class _InPrecision:
             return call()
 
 
-def _shared(function: Callable, items: list, workers: list["Worker"]) -> list:
+def _shared(function: Callable, items: list, workers: list[Worker]) -> list:
     waiting, found = deque(range(len(items))), dict[int, Any]()
     with ThreadPoolExecutor(len(workers)) as threads:
         others = [threads.submit(_evaluated, worker, function, waiting, items) for worker in workers]
@@ -131,7 +123,7 @@ def _shared(function: Callable, items: list, workers: list["Worker"]) -> list:
     return [found[number] if number in found else function(item) for number, item in enumerate(items)]
 
 
-def _evaluated(worker: "Worker", function: Callable, waiting: deque, items: list) -> dict[int, Any]:
+def _evaluated(worker: Worker, function: Callable, waiting: deque, items: list) -> dict[int, Any]:
     """What a worker found at those items that it took; it may have failed at the last."""
     found = dict[int, Any]()
     try:
@@ -144,89 +136,6 @@ def _evaluated(worker: "Worker", function: Callable, waiting: deque, items: list
     finally:
         worker.free()
     return found
-
-
-class Worker:
-    """A process that evaluates functions; one thread at a time may use it."""
-
-    def __init__(self):
-        """Start the process, and do not wait for it."""
-        one_thread = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BEGIN],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what fails there is evaluated here
-            env=os.environ | one_thread | {VARIABLE: "0", "JAX_PLATFORMS": "cpu"},
-            start_new_session=True,  # an interrupt is for this process, which decides what becomes of the other
-        )
-        self._ready = threading.Event()
-        self._busy = threading.Lock()
-        threading.Thread(target=self._begin, daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        return self._process.pid
-
-    def _begin(self) -> None:
-        try:
-            self._send(sys.path)
-            self._ready.set() if self._receive() == "ready" else self.end()
-        except Exception:  # it could not start; threads serve
-            self.end()
-
-    def _send(self, value: Any) -> None:
-        self._process.stdin.write(_packed(value))
-        self._process.stdin.flush()
-
-    def _receive(self) -> Any:
-        return pickle.load(self._process.stdout)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process goes on."""
-        return self._process.poll() is None
-
-    def taken(self) -> bool:
-        """Whether it is ready and free, and now reserved; `free` gives it back."""
-        return self._ready.is_set() and self.alive and self._busy.acquire(blocking=False)
-
-    def free(self) -> None:
-        """Let others use it."""
-        self._busy.release()
-
-    def end(self) -> None:
-        """Stop the process."""
-        self._ready.clear()
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()
-
-    def prepare(self, function: Callable) -> None:
-        """Send the function that is to be evaluated next."""
-        self._exchange("function", function)
-
-    def evaluate(self, argument: Any) -> Any:
-        """The function at an argument. Its warnings are raised again here."""
-        found, warned = self._exchange("argument", argument)
-        for category, text in warned:
-            warnings.warn(text, category, stacklevel=2)
-        return found
-
-    def _exchange(self, kind: str, value: Any) -> Any:
-        packed = _packed(value)
-        try:
-            self._send((kind, packed))
-            failed, found = self._receive()
-        except BaseException:  # an interrupt too: what it answers later would be taken for another answer
-            self.end()
-            raise
-        if failed:
-            raise checks.explained(found, RuntimeError)
-        return found
 
 
 class _Pool:
@@ -259,7 +168,6 @@ class _Pool:
 
 _pool = _Pool()
 atexit.register(lambda: _pool.end())
-_serving = False
 
 
 def _number() -> int:
@@ -270,46 +178,17 @@ def _number() -> int:
         f"The environment variable {VARIABLE} must be a whole number, how many processes may help to learn; got "
         f"{wanted!r}. 0 starts none.",
     )
-    return int(wanted) if wanted else min(processors() - 1, MOST) if sys.executable else 0
+    if wanted:
+        return int(wanted)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    most = min(MOST, int(threads) - 1) if threads.isdecimal() and threads != "0" else MOST
+    return min(processors() - 1, most) if sys.executable and multiprocessing.parent_process() is None else 0
 
 
 def processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def serve() -> None:
-    """Evaluate what comes on standard input, until it ends; what is printed goes to standard error."""
-    global _serving
-    _serving = True
-    given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-
-    keep_freed_memory()
-
-    def answer(packed):
-        answers.write(packed)
-        answers.flush()
-
-    answer(_packed("ready"))
-    while True:
-        try:
-            kind, packed = pickle.load(given)
-        except EOFError:
-            return
-        try:
-            value = pickle.loads(packed)
-            if kind == "function":
-                function, found = value, None
-            else:
-                with warnings.catch_warnings(record=True) as seen:
-                    warnings.simplefilter("always")
-                    found = function(value), [(one.category, str(one.message)) for one in seen]
-            reply = _packed((False, found))
-        except Exception as error:
-            reply = _packed((True, f"{type(error).__name__}: {error}"))
-        answer(reply)
-
-
-def _packed(value: Any) -> bytes:
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    """How many this process may use: those it is bound to, and as many as its container has time for."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        quota, period = map(int, QUOTA.read_text().split())
+        return max(1, min(bound, round(quota / period)))
+    return bound
