@@ -46,7 +46,7 @@ def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
         if not checks.is_concrete((args, kwargs)):
             checks.concrete(**inspect.signature(function).bind(*args, **kwargs).arguments)
         args, kwargs = jax.tree.map(_own, (args, kwargs))
-        return _at_once(partial(_run, function, args, kwargs), True)
+        return in_precision(partial(_run, function, args, kwargs), True)
 
     return call
 
@@ -73,7 +73,7 @@ def constants(tree: Any) -> Any:
 
 def at_once(run: Callable[[], Found]) -> Found:
     """`run()` in the precision in force, evaluated at once even while JAX is tracing."""
-    return _at_once(run, jax.enable_x64.value)
+    return in_precision(run, jax.enable_x64.value)
 
 
 def in_present_precision(tree: Any) -> Any:
@@ -103,7 +103,7 @@ def _run(function, args, kwargs):
         return to_host(function(*args, **kwargs))
 
 
-def _at_once(run: Callable[[], Found], x64: bool) -> Found:
+def in_precision(run: Callable[[], Found], x64: bool) -> Found:
     """`run()` in a precision, in a thread of its own if JAX is tracing here.
 
     (`jax.ensure_compile_time_eval` inside `jax.enable_x64` passes float32 buffers to float64 executables in JAX 0.10

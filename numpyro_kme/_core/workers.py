@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from numpyro_kme._core import checks, worker_process
-from numpyro_kme._core.host import keep_freed_memory, on_host
+from numpyro_kme._core.host import in_precision, keep_freed_memory, on_host
 from numpyro_kme._core.worker_process import VARIABLE, Worker
 
 MOST = 7
@@ -99,8 +99,7 @@ class _InPrecision:
     x64: bool
 
     def __call__(self, call):
-        with jax.enable_x64(self.x64):
-            return call()
+        return in_precision(call, self.x64)
 
 
 def _shared(function: Callable, items: list, workers: list[Worker]) -> list:
