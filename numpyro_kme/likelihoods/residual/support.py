@@ -252,7 +252,7 @@ def linear_lower_bounds(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 def _programmes(columns, s, costs, active):
     """Lines below the active constraints, all at once; one by one where one of them has none."""
-    blocks = scipy.sparse.block_diag([columns[some] for some in active], format="csc")
+    blocks = scipy.sparse.block_diag([scipy.sparse.coo_array(columns[some]) for some in active], format="csc")
     ends = np.concatenate([row[some] for row, some in zip(s, active, strict=True)])
     bounds, how = (-STEEPEST, STEEPEST), {"presolve": False}  # there is nothing to leave out, and looking takes longer
     at_once = scipy.optimize.linprog(costs.ravel(), A_ub=blocks, b_ub=ends, bounds=bounds, options=how).x
