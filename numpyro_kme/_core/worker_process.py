@@ -119,7 +119,7 @@ class Worker:
 
 
 def serve() -> None:
-    """Evaluate what comes on standard input, until it ends; what is printed goes to standard error."""
+    """Evaluate what comes on standard input, until it ends; what is printed is dropped."""
     global serving
     serving = True
     given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")

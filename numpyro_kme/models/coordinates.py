@@ -1,5 +1,6 @@
 """Coordinates of a simulator's arguments, about standard normal under the prior."""
 
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import partial
 from math import prod
@@ -111,25 +112,22 @@ class Coordinates:
         """As `from_prior`, read from latents and arguments that were simulated where these tell: nothing is drawn, and
         no program compiled for it.
 
-        They tell where there are at least `ENOUGH`, and where the function that they show gives the arguments that the
-        model as it is now was read with: it, or its covariates, may have been others when these were simulated.
+        They tell where there are at least `ENOUGH`, and the model as it is now gives these arguments at these latents:
+        it, or its covariates, may have been others when they were simulated.
+
+        Args:
+            rng_key: Key of the prior draws, where simulations do not tell.
+            problem: The model, as `Problem.read` gives it.
+            site: A simulator site.
+            simulated: Simulations or draws, with `latents` `{name: (m, *shape)}` and `arguments` `{site: (m, p)}`.
         """
         latents, arguments = simulated.latents, simulated.arguments[site]
-        if len(arguments) < ENOUGH or set(latents) != set(problem.latents) or not np.ptp(arguments, axis=0).any():
-            return cls.from_prior(rng_key, problem, site)
-        draws = Draws({name: latents[name] for name in problem.latents}, {site: arguments})
-        try:
-            found = cls(**matching.exact(problem, site, draws))
-        except NotExact:
-            return cls.from_prior(rng_key, problem, site)
-        return found if found._is_of(problem, site) else cls.from_prior(rng_key, problem, site)
-
-    def _is_of(self, problem: Problem, site: str) -> bool:
-        """Whether the model was read with the arguments that these columns give at its latents."""
-        seen = np.asarray(problem.simulators[site].simulator.arguments, np.float64)
-        latents = np.concatenate([np.ravel(problem.latents[name].value) for name, _ in self.sites])
-        given = on_host(matching.applied)(self.columns, latents[[column.entry for column in self.columns]])  # type: ignore
-        return seen.shape == given.shape and np.allclose(given, seen, rtol=1e-5, atol=1e-7 * np.abs(seen).max())
+        enough = len(arguments) >= ENOUGH and set(latents) == set(problem.latents) and np.ptp(arguments, axis=0).any()
+        if enough and problem.gives(latents, site, arguments):
+            draws = Draws({name: latents[name] for name in problem.latents}, {site: arguments})
+            with suppress(NotExact):
+                return cls(**matching.exact(problem, site, draws))
+        return cls.from_prior(rng_key, problem, site)
 
     @classmethod
     def standardise(cls, table: ArrayLike) -> "Coordinates":

@@ -166,6 +166,16 @@ class Problem(Recomputed):
         """The simulators' arguments, `{site: (m, *groups, p)}`, at given latents `{site: (m, *shape)}`."""
         return self.evaluate(latents).arguments
 
+    def gives(self, latents: Arrays, site: str, arguments: np.ndarray) -> bool:
+        """Whether the simulator at a site takes these arguments `(m, *groups, p)` at latents `{site: (m, *shape)}`.
+
+        The model runs once, on all rows, and nothing is compiled for it but single operations.
+        """
+        run = jax.vmap(lambda values: self._run(values)[1][site].arguments)
+        found = np.asarray(run({name: jnp.asarray(values) for name, values in latents.items()}))
+        same = found.shape == np.shape(arguments)
+        return same and np.allclose(found, arguments, rtol=1e-5, atol=1e-6 * np.abs(arguments).max())
+
     def log_prior(self, latents: Arrays) -> np.ndarray:
         """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
         return self._at(self._log_prior, latents)

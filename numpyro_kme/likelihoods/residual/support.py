@@ -134,7 +134,7 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
         return support, found
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
     groups = np.array_split(np.arange(n), -(-n // TOGETHER))
-    lines = in_parallel(partial(_best, at, columns, rows), [s[:, group] for group in groups])
+    lines = in_parallel(partial(_best_lines, at, columns, rows), [s[:, group] for group in groups])
     for i, line in enumerate(chain.from_iterable(lines)):
         if line is not None:
             support.offset[i], support.linear[i] = line.coefficients[0], line.coefficients[1:]
@@ -143,16 +143,17 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     return support, found
 
 
-def _best(at, columns, rows, s) -> list[_Line | None]:
+def _best_lines(at, columns, rows, s) -> list[_Line | None]:
     """For each of some statistics `(m, k)` the line that is worth it, of the bounds that it looks to have and one in
     the middle."""
     return [
-        _better(at, columns, rows, column, looks)
+        _best_line(at, columns, rows, column, looks)
         for column, looks in zip(s.T, _looking_crowded(columns, s, rows), strict=True)
     ]
 
 
-def _better(at, columns, rows, column, looks) -> _Line | None:
+def _best_line(at, columns, rows, column, looks) -> _Line | None:
+    """Of a statistic, given by which columns and on which sides there may be bounds."""
     lines = [line for look in looks if (line := _bound(columns, column, rows, *look)) is not None]
     lines += _middles(at, columns, column, rows)
     # what a bound has to add to the held-out log density, in nats a simulation; a line in the middle little
