@@ -180,7 +180,8 @@ def test_priors_of_the_smoothness_are_exponential(rng, dim):
 def test_functions_are_the_fitted_regressions(rng, smoothness):
     z, t, new = rng.normal(size=(9, 2)), rng.normal(size=9), rng.normal(size=2)
     fit, exact = together(smoothness).regress(everywhere(z), np.ones((1, 9)), t[None]), np.full((1, 9), 1e-6)
-    functions = RidgeFunctions.of([(fit, [0.7], exact), (fit.again(2.0 * t[None]), [0.0], exact)])
+    parts = RidgeFunctions.of(fit, [0.7], exact), RidgeFunctions.of(fit.again(2.0 * t[None]), [0.0], exact)
+    functions = RidgeFunctions.together(parts)
     gram = signal(smoothness, z, z) + (np.exp(2.0 * smoothness.noise) + 1e-6) * np.eye(9)
     value = signal(smoothness, new[None], z)[0] @ np.linalg.solve(gram, t)
     np.testing.assert_allclose(functions(jnp.asarray(new)), [value + 0.7, 2 * value], atol=1e-5)
@@ -204,7 +205,7 @@ def test_functions_take_as_many_gaussian_kernels_as_they_need(rng):
     targets = (z[:, 0], z[:, 1] + np.sin(z[:, 0]), rng.normal(size=200))
     hypers = [Smoothness(np.full(4, -1.0), 0.0, np.log(length), -2.0) for length in lengths]
     fits = together(*hypers).regress(everywhere(z), np.ones((3, 200)), np.stack(targets))
-    functions = RidgeFunctions.of([(fits, [0.3] * 3, np.full((3, 200), tolerance))])
+    functions = RidgeFunctions.of(fits, [0.3] * 3, np.full((3, 200), tolerance)).filled()
     straight, curved, rough = np.count_nonzero(functions.rbf, axis=1)
     assert straight == 0 and 0 < curved < 15 and rough == 200
     assert functions.rbf.shape == (3, 256)
@@ -227,7 +228,7 @@ def test_functions_are_as_exact_as_each_simulation_asks(rng):
     expected, counts = columns_of(fit.held_out.ridge)[0] @ fit.held_out.coefficients[0], []
     for narrow in (1e-1, 1e-3):
         tolerance = np.where(z[:, 0] < 0.0, 1e-1, narrow)
-        functions = RidgeFunctions.of([(fit, [0.0], tolerance[None])])
+        functions = RidgeFunctions.of(fit, [0.0], tolerance[None])
         error = at_points(functions, z)[:, 0] - expected
         assert (np.abs(error) <= 1.01 * tolerance + 1e-5).all()
         counts.append(np.count_nonzero(functions.rbf))
@@ -240,7 +241,7 @@ def test_functions_whose_kernels_are_dependent_to_rounding(rng):
     z, t = np.repeat(rng.normal(size=(300, 5)), 3, axis=0), rng.normal(size=900)
     hyper = Smoothness(np.full(10, -1.0), -1.0, np.log(np.full(5, 10.0)), -1.0)
     fit = together(hyper).regress(Inputs.pivoted(z, 100), np.ones((1, 900)), t[None])
-    found = jax.vmap(RidgeFunctions.of([(fit, [0.0], np.full((1, 900), 1e-12))]))(jnp.asarray(z))[:, 0]
+    found = jax.vmap(RidgeFunctions.of(fit, [0.0], np.full((1, 900), 1e-12)))(jnp.asarray(z))[:, 0]
     expected = columns_of(fit.held_out.ridge)[0] @ fit.held_out.coefficients[0]
     np.testing.assert_allclose(found, expected, atol=1e-7 * np.abs(expected).max())
 
@@ -250,7 +251,7 @@ def test_other_fits_of_the_same_size_do_not_compile_again(rng):
     for _ in range(2):
         z = rng.normal(size=(200, 2))
         fit = together(hyper).regress(Inputs.pivoted(z, 100), np.ones((1, 200)), rng.normal(size=(1, 200)))
-        functions = RidgeFunctions.of([(fit, [0.0], np.full((1, 200), 0.05))])
+        functions = RidgeFunctions.of(fit, [0.0], np.full((1, 200), 0.05)).filled()
         density = rd.fit_residual_density(z, rng.normal(size=(200, 1)), bandwidths(1, beta=rng.uniform(3.0, 3.5)))
         shapes.append(jax.tree.map(np.shape, (functions, density)))
     assert shapes[0] == shapes[1]

@@ -73,8 +73,8 @@ def fit_statistics(form: Any, at: Inputs, rows: np.ndarray, x: np.ndarray, locat
     size = np.exp(log_scale[:, None] + scale.fitted - scale.offset[:, None])
     log_scales = scale.last or found.again(np.zeros(x.shape))
     functions = (
-        RidgeFunctions.of([(found, np.zeros(len(x)), NEGLIGIBLE * size)]),
-        RidgeFunctions.of([(log_scales, log_scale, np.full(x.shape, NEGLIGIBLE))]),
+        RidgeFunctions.of(found, np.zeros(len(x)), NEGLIGIBLE * size),
+        RidgeFunctions.of(log_scales, log_scale, np.full(x.shape, NEGLIGIBLE)),
     )
     return Fits(
         location,
@@ -113,5 +113,5 @@ def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
 
 def fitted_functions(fits: Sequence[Fits]) -> tuple[RidgeFunctions, RidgeFunctions]:
     """Locations and log scales of all groups."""
-    location, log_scale = (RidgeFunctions.together([f.functions[i].trimmed() for f in fits]).filled() for i in (0, 1))
+    location, log_scale = (RidgeFunctions.together([f.functions[i] for f in fits]).filled() for i in (0, 1))
     return location, log_scale

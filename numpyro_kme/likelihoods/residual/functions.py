@@ -1,6 +1,6 @@
 """Fitted regressions as functions of the coordinates: features, and as few Gaussian kernels as they need."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,32 +32,28 @@ class RidgeFunctions:
     rbf: ArrayLike
 
     @classmethod
-    def of(cls, groups: Iterable[tuple[Regression, ArrayLike, ArrayLike]]) -> "RidgeFunctions":
-        """From regressions, all at the same inputs: groups of them, what is added to each, and tolerances.
+    def of(cls, fits: Regression, shift: ArrayLike, tolerance: ArrayLike) -> "RidgeFunctions":
+        """From `k` regressions, what is added to each, `(k,)`, and tolerances, `(k, m)`.
 
-        A group is regressions, what is added to each, `(k,)`, and tolerances, `(k, m)`. Features, and then as few
-        kernels as are needed to match the function at every simulation to its tolerance, take the place of the kernels
-        of the regression. Their number is rounded up by kernels of weight 0, so that other functions do not compile
-        again.
+        Features, and then as few kernels as are needed to match the function at every simulation to its tolerance, take
+        the place of the kernels of the regression.
         """
         offset, linear, centres, scales, rbf = [], [], [], [], []
-        for fits, shift, tolerance in groups:
-            basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
-            used = np.ones((len(fits.near), fits.at.dim), bool) if fits.at.used is None else fits.at.used
-            used = np.concatenate([np.ones((len(used), 1), bool), used, used], axis=1)
-            intercepts, slopes, weights = fits.weights()
-            for i, scale in enumerate(1.0 / np.asarray(tolerance)[:, :, None]):
-                few, chosen, found = _sparse(fits.near[i] * scale, weights[i], basis[:, used[i]] * scale)
-                straight = np.zeros(basis.shape[1])
-                straight[used[i]] = few
-                offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
-                linear.append(slopes[i] + straight[1:])
-                centres.append(fits.at.inducing_points[chosen])
-                scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
-                rbf.append(found)
-        rows = [np.reshape(found, (1, -1)) for found in rbf]
+        basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
+        used = np.ones((len(fits.near), fits.at.dim), bool) if fits.at.used is None else fits.at.used
+        used = np.concatenate([np.ones((len(used), 1), bool), used, used], axis=1)
+        intercepts, slopes, weights = fits.weights()
+        for i, scale in enumerate(1.0 / np.asarray(tolerance)[:, :, None]):
+            few, chosen, found = _sparse(fits.near[i] * scale, weights[i], basis[:, used[i]] * scale)
+            straight = np.zeros(basis.shape[1])
+            straight[used[i]] = few
+            offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
+            linear.append(slopes[i] + straight[1:])
+            centres.append(fits.at.inducing_points[chosen])
+            scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
+            rbf.append(np.reshape(found, (1, -1)))
         points, precision = map(np.concatenate, (centres, scales))
-        return cls(np.array(offset), np.array(linear), points, precision, block_diag(*rows)).filled()
+        return cls(np.array(offset), np.array(linear), points, precision, block_diag(*rbf))
 
     @staticmethod
     def together(parts: Sequence["RidgeFunctions"]) -> "RidgeFunctions":
