@@ -19,7 +19,9 @@ import numpyro.distributions as dist
 from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("offset", *(f"weight of lag {lag}" for lag in range(9)))
+"""Names of the ten, in order."""
 BINS = 100
+"""In which the neuron fires or not."""
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from numpyro_kme.models.simulator import Simulator
 PARAMETERS = ("log P", "log delta", "log N_0", "log sigma_d", "log sigma_p", "log tau")
 PRIOR_MEAN = np.array([2.0, -1.5, 6.0, -1.0, -1.0, np.log(15.0)])
 PRIOR_SD = np.array([2.0, 0.5, 0.5, 1.0, 1.0, np.log(5.0)])
+"""Of the normal prior of the logarithms, in the order of `PARAMETERS`."""
 
 STATISTICS = (
     *(f"log mean of quarter {i} of N" for i in (1, 2, 3, 4)),
@@ -27,13 +28,17 @@ STATISTICS = (
     "maxima, threshold 0.5",
     "maxima, threshold 1.5",
 )
+"""Names of the ten; maxima are counted between falls of more than so many standard deviations."""
 OBSERVED = np.array([-0.91064, 0.12438, 1.06736, 1.70135, -1.10402, -0.22967, 0.08973, 1.28127, 10.0, 9.0])
 """Statistics of Nicholson's series of 180 counts, in thousands of flies where they have a unit."""
 
 KEPT = 180
 BURN_IN = 50
+"""Steps that are recorded, and those before them."""
 HISTORY = 180.0
+"""Flies at every step before the first."""
 MAX_POPULATION = 1e15
+"""Populations are cut here, so that nothing overflows."""
 
 
 def model(x=None):

@@ -18,9 +18,11 @@ from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("beta", "gamma")
 BOYS = 763
+"""In the school."""
 STEPS = 4
 """A day."""
 OBSERVED = np.array([3.0, 8, 26, 76, 225, 298, 258, 233, 189, 128, 68, 29, 14, 4])
+"""Boys in bed on each of 14 days."""
 
 
 def influenza(rng_key, beta, gamma):

@@ -15,8 +15,11 @@ from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("theta",)
 DRAWS = 15
+"""Whose mean is observed."""
 CONCENTRATION, RATE = 2.0, 0.5
+"""Of the gamma prior."""
 TRUTH = 4.0
+"""Rate at which an observation may be simulated."""
 
 
 def sample_mean(rng_key, theta):

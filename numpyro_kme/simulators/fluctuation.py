@@ -28,6 +28,7 @@ FINAL = 1e6
 EXPERIMENT_15 = np.array([6.0, 5, 10, 8, 24, 13, 165, 15, 6, 10])
 EXPERIMENT_16 = np.array([1.0, 0, 3, 0, 0, 5, 0, 5, 0, 6, 107, 0, 0, 0, 1, 0, 0, 64, 0, 35])
 EXPERIMENT_17 = np.array([1.0, 0, 0, 7, 0, 303, 0, 0, 3, 48, 1, 4])
+"""Resistant bacteria in each culture of three experiments."""
 OBSERVED = EXPERIMENT_16
 
 

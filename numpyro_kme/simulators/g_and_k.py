@@ -19,9 +19,11 @@ from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("a", "b", "g", "k")
 TRUTH = np.array([3.0, 1.0, 1.0, 0.5])
+"""Of the published experiment, in the order of `PARAMETERS`."""
 LENGTH_SCALE = 0.15
 """Of the Gaussian kernel of the published experiment."""
 SIZE = 2048
+"""Data of the published experiment."""
 
 
 def g_and_k(rng_key, a, b, g, k):

@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = tuple(f"theta_{i}" for i in range(1, 11))
+"""Names of the ten means."""
 
 
 def gaussian_linear(rng_key, theta):

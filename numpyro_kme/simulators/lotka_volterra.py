@@ -21,7 +21,9 @@ from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("log theta_1", "log theta_2", "log theta_3", "log theta_4")
 PRIOR_LOW, PRIOR_HIGH = -5.0, 2.0
+"""Bounds of the uniform prior of each logarithm."""
 TRUTH = np.log([0.01, 0.5, 1.0, 0.01])
+"""At which the published observation was simulated."""
 
 STATISTICS = (
     "mean X",
@@ -42,9 +44,13 @@ OBSERVED = (PUBLISHED - PILOT_MEAN) / PILOT_SD
 """The observation of `model`."""
 
 START = (50, 100)
+"""Predators and prey at first."""
 TIMES = np.arange(151) * 0.2
+"""At which both are recorded."""
 MAX_REACTIONS = 10_000
+"""A run that needs more is aborted."""
 CHANGES = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
+"""Of predators and prey by each reaction."""
 
 
 def model(x=None):

@@ -33,6 +33,7 @@ LYNX = np.concatenate(
         [8.0, 12.3, 19.5, 45.7, 51.1, 29.7, 15.8, 9.7, 10.1, 8.6],
     )
 )
+"""Thousands of pelts in each year."""
 OBSERVED = np.concatenate(
     (
         [3.338939, 2.775241, -0.45226, -0.340842, 0.79439, 0.308735, -0.230223],

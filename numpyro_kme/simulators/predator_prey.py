@@ -20,6 +20,7 @@ from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("alpha", "beta", "gamma", "delta")
 TIMES = 2.1 * np.arange(10)
+"""At which both are seen."""
 
 
 def predator_prey(rng_key, theta):

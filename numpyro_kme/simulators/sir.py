@@ -18,7 +18,9 @@ from numpyro_kme.simulators.predator_prey import rk4
 
 PARAMETERS = ("beta", "gamma")
 POPULATION = 1e6
+"""People, one of them infected at first."""
 TESTED = 1000
+"""People tested on each of `DAYS`."""
 DAYS = 17.0 * np.arange(10)
 
 

@@ -16,7 +16,9 @@ import numpyro.distributions as dist
 from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = tuple(f"theta_{i}" for i in range(1, 6))
+"""Names of the five."""
 POINTS = 4
+"""In an observation."""
 
 
 def point(rng_key, theta):

@@ -19,9 +19,11 @@ from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("beta", "gamma")
 PEOPLE = 120
+"""In the community."""
 WAITS = np.array([13, 7, 2, 3, 0, 0, 1, 4, 5, 3, 2, 0, 2, 0, 5, 3, 1, 4, 0, 1, 1, 1, 2, 0, 1, 5, 0, 5, 5])
 """Days between one case and the next."""
 DAYS = np.append(0.0, np.cumsum(WAITS))
+"""On which cases were found, from the first on."""
 OBSERVED = np.array([3.401197, 4.343805, 3.800719, 2.805379])
 """`statistics` of `DAYS`."""
 

@@ -22,13 +22,18 @@ from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("alpha_1", "alpha_2", "beta_1", "beta_2", "mu", "sigma", "gamma")
 TRUTH = np.array([22.0, 12.0, 4.0, 4.5, 325.0, 0.25, 0.15])
+"""Of the published experiment, in the order of `PARAMETERS`."""
 LOW = np.array([0.0, 0.0, 0.0, 0.0, 250.0, 0.0, 0.0])
 HIGH = np.array([50.0, 50.0, 5.0, 5.0, 450.0, 0.5, 0.4])
+"""Bounds of the uniform prior."""
 LENGTH_SCALES = (1.0, 10.0, 20.0, 40.0, 80.0, 100.0, 130.0, 200.0, 400.0, 800.0, 1000.0)
 """Of the sum of Gaussian kernels of the published experiment."""
 STEPS = 300
+"""From the start to the observation."""
 LEVELS = 2 * STEPS + 1
+"""Uniform numbers behind a cell: two for each step and one for what is measured."""
 CELLS = 2000
+"""Data of the published experiment."""
 
 
 def toggle_switch(rng_key, theta):

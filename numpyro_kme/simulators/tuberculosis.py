@@ -16,9 +16,11 @@ from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("log_net", "death_share", "mutation")
 CASES, TYPED = 10_000, 473
+"""Cases when the epidemic is looked at, and those whose genotype is found."""
 CLUSTERS = np.repeat([30, 23, 15, 10, 8, 5, 4, 3, 2, 1], [1, 1, 1, 1, 1, 2, 4, 13, 20, 282])
 """Sizes of the clusters, largest first."""
 MOST_EVENTS, EPIDEMICS = 400_000, 500
+"""Events of an epidemic, and epidemics that die out, after which it is given up."""
 
 
 def genotypes(rng, birth, death, mutation, cases=CASES):
