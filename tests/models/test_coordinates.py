@@ -118,8 +118,13 @@ PARTS = "independent", "correlated", "plated", "mixture", "many components"
 """What the other rows have too; joint normal priors are in test_gateway."""
 
 
+each_kind = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in PARTS else ()) for n in EXACT]
+)
+
+
 @pytest.mark.x64
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in PARTS else ()) for n in EXACT])
+@each_kind
 def test_exact_coordinates(name):
     model, names, one_to_one = EXACT[name]
     problem = Problem.read(model)
@@ -223,10 +228,10 @@ INEXACT = {
 def arguments_at(coordinates):
     """What coordinates give at twenty normal points, `(20, p)`."""
     z = np.random.default_rng(0).normal(size=(20, coordinates.dim)).astype(np.float32)
-    return np.asarray(jax.vmap(coordinates.inverse)(z))
+    return np.asarray(jax.jit(jax.vmap(coordinates.inverse))(z))
 
 
-@pytest.mark.parametrize("name", EXACT)
+@each_kind
 def test_simulations_show_the_coordinates_that_prior_draws_show(name, monkeypatch):
     """Nothing is drawn for them."""
     problem = Problem.read(EXACT[name][0])
