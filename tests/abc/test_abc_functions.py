@@ -361,7 +361,7 @@ WARNING = "the observation lies away from the simulations"
         (kme.KernelABC, conjugate, 1),
         pytest.param(kme.KernelABC, iid, 20, marks=pytest.mark.slow),
         (kme.KernelBayes, conjugate, 1),
-        (kme.KernelBayes, iid, 20),
+        pytest.param(kme.KernelBayes, iid, 20, marks=pytest.mark.slow),
     ],
 )
 def test_far_observations_raise_or_warn_and_near_ones_do_not(make, model, size, simulated):

@@ -536,7 +536,7 @@ def test_a_minimum_that_the_first_fit_overlooked_is_found_by_the_replicates(rng,
     np.testing.assert_allclose(found.u, expected.u, atol=0.02 * expected.u.std())
 
 
-@pytest.mark.parametrize("seed", range(4, 8))
+@pytest.mark.parametrize("seed", [4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 8))])
 def test_starts_that_ran_away_over_the_smoother_loss_are_brought_back(seed):
     """Over it, outliers along the diagonal pull the correlation to 1, where the loss is flat."""
     rng = np.random.default_rng(seed)
@@ -630,6 +630,7 @@ def jumping(u, noise):
     return jnp.where(noise[0] < u[0], 3.0, -1.0) + noise[1]
 
 
+@pytest.mark.slow  # a switch in test_surface, against its exact minimisers
 def test_derivatives_of_a_simulator_that_jumps_are_not_trusted():
     rng = np.random.default_rng(6)
     x = np.where(rng.random(400) < 0.3, 3.0, -1.0) + rng.normal(size=400)

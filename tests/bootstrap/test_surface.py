@@ -195,6 +195,7 @@ def products(u, z):
     return u + jnp.stack([z[0] * z[1] * z[2] + z[3] ** 3, z[4] * z[5] + jnp.exp(z[6])])
 
 
+@pytest.mark.slow  # test_bootstrap doubles them
 def test_nodes_are_multiplied_until_minima_agree(rng):
     bound = Means().objective(rng.normal(size=(400, 2)), Generator(products, NormalNoise(7), 2))
     few, enough = (

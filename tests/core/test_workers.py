@@ -126,7 +126,7 @@ def test_an_interrupt_ends_what_they_are_at(pool, monkeypatch):
     assert not workers.running()
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_call_that_is_begun_has_the_precision_of_the_session(pool, x64):
     with jax.enable_x64(x64):
         result = workers.later(precision)
@@ -235,7 +235,9 @@ print(*(worker.pid for worker in workers.running()), flush=True)
 """
 
 
-@pytest.mark.parametrize("end", ["", "import os; os._exit(0)", "import time; time.sleep(600)"])
+@pytest.mark.parametrize(
+    "end", ["", pytest.param("import os; os._exit(0)", marks=pytest.mark.slow), "import time; time.sleep(600)"]
+)
 def test_they_need_no_guard_in_a_script_and_end_with_it(tmp_path, end):
     """Whether it ends, breaks off, or is killed."""
     script = tmp_path / "script.py"

@@ -99,7 +99,7 @@ def test_an_exact_posterior_passes(exact):
         (dict(shift=0.6), "location"),
         pytest.param(dict(shift=-0.6), "location", marks=pytest.mark.slow),
         (dict(widen=1.6), "scale"),
-        (dict(widen=0.6), "scale"),
+        pytest.param(dict(widen=0.6), "scale", marks=pytest.mark.slow),
         (dict(prior=0.0), "data"),
         pytest.param(dict(prior=3.5), "data", marks=pytest.mark.slow),
         pytest.param(dict(sign=-1.0), "data", marks=pytest.mark.slow),
@@ -587,7 +587,7 @@ def test_the_observation_of_an_engine_is_compared_with_its_prior_draws(rng):
     "size, names, expected",
     [
         ((), None, ["call[0,0]", "call[1,0]", "call[1,2]"]),
-        ((1,), ("a",), ["call[0,0] a", "call[1,0] a", "call[1,2] a"]),
+        pytest.param((1,), ("a",), ["call[0,0] a", "call[1,0] a", "call[1,2] a"], marks=pytest.mark.slow),
         ((1, 1), None, ["call[0,0][0,0]", "call[1,0][0,0]", "call[1,2][0,0]"]),
     ],
 )

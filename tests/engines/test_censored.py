@@ -93,7 +93,7 @@ def tobit(x=None):
 def test_tobit():
     """Twenty draws of `N(theta, 1)`, of which those below 0 are only known to be that."""
     y = np.random.default_rng(2).normal(size=20) + 0.3
-    engine = kme.KELFI(tobit, 1000, num_rounds=1, progress_bar=False)
+    engine = kme.KELFI(tobit, 1000, num_rounds=1, num_samples=400, progress_bar=False)
     engine.run(KEY, x=np.where(y < 0.0, np.nan, y))
     seen = stats.norm.logpdf(y[y >= 0.0], GRID[:, None]).sum(axis=1)
     assert_close(engine.get_samples(), moments(seen + np.sum(y < 0.0) * stats.norm.logcdf(-GRID)), 2 * ERROR)
@@ -120,8 +120,10 @@ def test_counts_with_a_detection_limit():
     assert_close(engine.get_samples(), moments(seen + 2 * stats.poisson.logcdf(2, rate)), ERROR)
 
 
-def test_calibration_censors_data_sets_by_their_own_limits(kelfi, monkeypatch):
+def test_calibration_censors_data_sets_by_their_own_limits(monkeypatch):
     """As the limits would, and not where the engine's own data were below them."""
+    kelfi = kme.KELFI(bounded, 60, num_rounds=1, num_samples=50, progress_bar=False)
+    kelfi.run(KEY, x=np.array([np.nan, 0.4, 1.2, np.nan, 0.3, 0.9], np.float32))
     given, posterior = [], kelfi.posterior
 
     def noted(self, rng_key, *args, x, **kwargs):

@@ -336,20 +336,21 @@ DEFAULT = {
     "Beta": "K2ABC",
     "HalfCauchy": "DistributionRegressionABC",
     "Dirichlet": "RejectionABC",
-    "LKJ": "RejectionABC",
     "LKJCholesky": "RejectionABC",
     "ordered": "RejectionABC",
     "MixtureSameFamily": "KernelBayes",
-    "MixtureGeneral": "RejectionABC",
     "hierarchical": "RejectionABC",
     "improper": "RejectionABC",
 }
 """The engine that the default suite runs with each prior: those that compile more have the plainer priors."""
 
+LIKE_ANOTHER = {"LKJ", "MixtureGeneral"}
+"""Priors that the default suite leaves out, as the product of a factor and as a mixture that it has."""
+
 REFUSED = {("improper", engine): r"prior of 'theta' is improper \(ImproperUniform\)" for engine in ENGINES}
 TABLE = [
     pytest.param(
-        prior, engine, id=f"{prior.name}-{engine}", marks=[] if DEFAULT[prior.name] == engine else pytest.mark.slow
+        prior, engine, id=f"{prior.name}-{engine}", marks=[] if DEFAULT.get(prior.name) == engine else pytest.mark.slow
     )
     for prior in PRIORS
     for engine in ENGINES
@@ -383,4 +384,4 @@ def test_door(prior, name):
 
 
 def test_the_default_suite_opens_every_door_once():
-    assert set(DEFAULT) == {prior.name for prior in PRIORS} and set(DEFAULT.values()) == set(ENGINES)
+    assert set(DEFAULT) == {prior.name for prior in PRIORS} - LIKE_ANOTHER and set(DEFAULT.values()) == set(ENGINES)

@@ -314,12 +314,11 @@ def test_nuts_refuses_missing_entries_that_jax_traces(kelfi):
     """Its chain would stand still, since no entry of a traced observation can be left out."""
     smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
 
-    def run(x):
-        MCMC(NUTS(smodel), num_warmup=2, num_samples=2, jit_model_args=True, progress_bar=False).run(KEY, x=x)
-
+    nuts = MCMC(NUTS(smodel), num_warmup=2, num_samples=2, jit_model_args=True, progress_bar=False)
     with pytest.raises(TypeError, match=r"JAX traces the observation at 'x', and it had NaN.*`jit_model_args`"):
-        run(Y)
-    run(np.nan_to_num(Y))
+        nuts.run(KEY, x=Y)
+    whole, density = np.nan_to_num(Y), lambda x: log_density(smodel, (), {"x": x}, {"theta": jnp.float32(0.3)})[0]
+    np.testing.assert_allclose(density(whole), jax.jit(density)(whole), rtol=1e-4)
 
 
 def test_no_data_along_a_plate():

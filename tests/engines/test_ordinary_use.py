@@ -271,7 +271,7 @@ def fitted():
     return kme.fit_likelihood(theta, theta[:, 0] + 0.5 * rng.normal(size=60))
 
 
-@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_groups_with_trials_in_a_sample_site(fitted, groups):
     """A group's parameter of shape (groups, 1) belongs to the outer plate, however many trials there are."""
 

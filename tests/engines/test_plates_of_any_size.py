@@ -38,7 +38,7 @@ def kelfi():
     return engine
 
 
-@pytest.mark.parametrize("n", [20, 60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 60, 200))])
 @pytest.mark.filterwarnings("ignore:.*do not resolve this posterior")
 def test_posterior_given_any_number_of_trials(kelfi, n):
     x = data(n)

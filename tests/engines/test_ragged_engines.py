@@ -47,7 +47,7 @@ def difference_of_means(a, b):
     ("engine", "settings"),
     [
         (kme.KernelABC, {"kernel": EmpiricalMeasureRule()}),
-        (kme.KernelBayes, {"kernel": EmpiricalMeasureRule()}),
+        pytest.param(kme.KernelBayes, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow),
         (kme.DistributionRegressionABC, {"kernel": EmpiricalMeasureRule(multiple=4.0)}),
         (kme.RejectionABC, {"discrepancy": difference_of_means, "quantile": 0.1}),
     ],

@@ -26,6 +26,7 @@ def model(x=None):
     numpyro.sample("x", Simulator(growth, drift, shape=LONGEST, dtype=float, ragged=True), obs=x)
 
 
+@pytest.mark.slow  # paths of several lengths are in test_ragged_paths, this kernel in test_ragged
 def test_drift_of_paths_of_two_lengths():
     """The increments are normal, so that the posterior is known: precision `1 + n / NOISE^2`."""
     kelfi = KELFI(model, 150, form=KernelStatistics(SignatureRule(level=2)), progress_bar=False)

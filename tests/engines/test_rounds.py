@@ -40,6 +40,7 @@ def rounds():
     return run(num_rounds=3)
 
 
+@pytest.mark.slow  # test_learnt_statistics compares a posterior of two rounds
 def test_rounds_find_a_narrow_posterior(rounds):
     """Of five keys, the median: single posteriors come out up to three times too wide."""
     draws = [run(240, seed, num_rounds=3).get_samples()["theta"] for seed in range(5)]

@@ -69,6 +69,7 @@ def test_volumes_by_cauchy_and_binet(rng, s, dim):
     np.testing.assert_allclose(slope, (steps[1] - steps[0]) / (2e-6 * s), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
     """The published check: about .85 where the median heuristic says about 20."""
     centres = 10.0 * np.stack(np.meshgrid(np.arange(5), np.arange(5)), -1).reshape(-1, 2)

@@ -191,6 +191,7 @@ def test_failed_factorisations_do_not_end_the_search():
     assert np.isfinite(learnt.score)
 
 
+@pytest.mark.slow
 def test_learns_the_inner_length_scale():
     """Variances differ, means do not: a useful inner length scale is near the data's, wherever the search starts.
 

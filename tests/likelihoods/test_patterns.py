@@ -91,11 +91,10 @@ ROWS = np.stack([LACKING, Y, np.where(np.arange(5) == 0, np.nan, Y + 0.1), LACKI
 @pytest.mark.parametrize(
     ("groups", "lead"),
     [
-        ("shared", (6,)),
         ("more", (3, 1, 2)),
         *(
             pytest.param(*row, marks=pytest.mark.slow)
-            for row in [("shared", (3, 1, 2)), ("own", (6,)), ("own", (3, 1, 2)), ("more", (6,))]
+            for row in [("shared", (6,)), ("shared", (3, 1, 2)), ("own", (6,)), ("own", (3, 1, 2)), ("more", (6,))]
         ),
     ],
 )

@@ -184,7 +184,7 @@ def test_parts_can_be_left_out():
     np.testing.assert_allclose([improvements.scale, improvements.decorrelation], 0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["collinear", "irrelevant", "few"])
+@pytest.mark.parametrize("kind", ["collinear", pytest.param("irrelevant", marks=pytest.mark.slow), "few"])
 def test_awkward_statistics_get_a_sensible_answer(kind):
     """Beside a good statistic: its double, noise, or more noisy ones than simulations.
 

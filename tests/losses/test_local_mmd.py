@@ -58,7 +58,7 @@ def measured(objective, weights, u, nodes):
 CASES = [
     pytest.param(NormalNoise(2), False, False, marks=pytest.mark.slow),
     (NormalNoise(2), False, True),
-    (DrawnNoise(lambda rng_key: jax.random.normal(rng_key, (2,))), False, True),
+    pytest.param(DrawnNoise(lambda rng_key: jax.random.normal(rng_key, (2,))), False, True, marks=pytest.mark.slow),
     pytest.param(NormalNoise(1), True, False, marks=pytest.mark.slow),
 ]
 

@@ -101,10 +101,10 @@ def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
 @pytest.mark.parametrize(
     ("case", "fit_proportion"),
     [
-        ("grid", False),
         ("drawn scalars", True),
         ("independent draws", True),
         ("covariates", False),
+        pytest.param("grid", False, marks=pytest.mark.slow),
         pytest.param("grid", True, marks=pytest.mark.slow),
         pytest.param("drawn scalars", False, marks=pytest.mark.slow),
         pytest.param("direct", False, marks=pytest.mark.slow),  # as covariates, whose kernel is a product
@@ -199,7 +199,7 @@ def test_independent_nodes_leave_out_pairs_with_themselves(rng):
 @pytest.mark.parametrize(
     "kernel",
     [
-        Gaussian(L),
+        pytest.param(Gaussian(L), marks=pytest.mark.slow),
         pytest.param(Gaussian(0.3) + 0.5 * Gaussian(2.0), marks=pytest.mark.slow),
         pytest.param(RationalQuadratic(L, 3.0), marks=pytest.mark.slow),
         Matern52(L),
@@ -308,7 +308,9 @@ class Plain(Kernel):
 
 @pytest.mark.x64
 @pytest.mark.parametrize(
-    "kernel", [Gaussian(np.array([0.5, 2.0])), Matern52(0.9), Plain()], ids=["gaussian", "matern", "user"]
+    "kernel",
+    [Gaussian(np.array([0.5, 2.0])), pytest.param(Matern52(0.9), marks=pytest.mark.slow), Plain()],
+    ids=["gaussian", "matern", "user"],
 )
 def test_blocked_witness_functions_are_sums_over_all_sources(kernel, rng):
     y, z, c = rng.normal(size=(7, 2)), rng.normal(size=(SOURCES + 40, 2)), rng.normal(size=SOURCES + 40)
@@ -439,7 +441,7 @@ def test_nodes_are_wanted_where_simulations_move_fast_but_for_the_tails():
 
 
 @pytest.mark.x64
-@pytest.mark.parametrize("fit_proportion", [False, True])
+@pytest.mark.parametrize("fit_proportion", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_differences_over_small_steps_are_the_derivatives(fit_proportion, rng):
     """Off the diagonal the Hessian is that of Gauss and Newton: without the mixed derivatives of the embedding."""
     x, u = rng.normal(size=(12, 2)), np.array([0.3, -0.2])

@@ -158,6 +158,7 @@ def test_estimating_the_current_point_again_does_not(truth):
     assert max(standard_errors(samples, truth)) > 4.0
 
 
+@pytest.mark.slow  # the trap that new keys are for
 def test_one_frozen_key_does_not(truth):
     grid, means = np.linspace(-1.5, 3.5, 101), []
 

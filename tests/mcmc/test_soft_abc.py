@@ -105,11 +105,19 @@ def counts(x=None):
     numpyro.sample("x", Simulator(lambda key, mean: random.poisson(key, mean, (2,)), mean), obs=x)
 
 
-def test_counts_have_no_derivative_and_need_none():
-    soft, x, epsilon = soft_abc(counts, Gaussian(0.8)), np.array([3, 6]), 0.8
+COUNTED = np.array([3, 6])
+
+
+def test_counts_have_no_derivative():
+    soft = soft_abc(counts, Gaussian(0.8))
     with pytest.raises(NotImplementedError, match=r"returns int32, whose draws have no.*PseudoMarginal samples this"):
-        MCMC(NUTS(soft), num_warmup=1, num_samples=1, progress_bar=False).run(random.key(0), x)
-    _, draws = run_without_derivatives(soft, x)
+        MCMC(NUTS(soft), num_warmup=1, num_samples=1, progress_bar=False).run(random.key(0), COUNTED)
+
+
+@pytest.mark.slow  # the same steps of the noise, of normal data, are above
+def test_counts_need_no_derivative():
+    x, epsilon = COUNTED, 0.8
+    _, draws = run_without_derivatives(soft_abc(counts, Gaussian(epsilon)), x)
     grid, k = np.linspace(0.05, 20.0, 2000), np.arange(60)
     kernel = np.exp(-0.5 * ((x[:, None] - k) / epsilon) ** 2)
     p = stats.gamma(4.0).pdf(grid) * np.prod(stats.poisson(grid).pmf(k[:, None]).T @ kernel.T, axis=1)

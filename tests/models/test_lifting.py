@@ -40,13 +40,16 @@ def test_quantiles_of_the_gamma_distribution_and_their_derivatives(log_gamma, sh
     assert np.isfinite(value).all() and np.isfinite(by_a).all()
 
 
+slope = jax.jit(jax.vmap(jax.grad(lambda a, z: special_quantiles.log_gamma(z, a)), (None, 0)))
+slope_by_shape = jax.jit(jax.jacfwd(slope))
+
+
 @pytest.mark.x64
 @pytest.mark.parametrize("shape", [0.7, 1.0, 2.0, 6.0])
 def test_second_derivatives_of_gamma_quantiles_at_whole_shapes_too(shape):
     """Where the continued fraction of the upper tail ends early, and its derivatives do not."""
-    slope = jax.jit(jax.vmap(jax.grad(lambda a, z: special_quantiles.log_gamma(z, a)), (None, 0)))
     z, h = np.array([-6.0, -1.0, 0.3, 0.6, 1.0, 1.2, 2.0, 6.0]), 1e-4
-    by_shape = jax.jit(jax.jacfwd(slope))(shape, z)
+    by_shape = slope_by_shape(shape, z)
     by_differences = (slope(shape * (1.0 + h), z) - slope(shape * (1.0 - h), z)) / (2.0 * h * shape)
     np.testing.assert_allclose(by_shape, by_differences, rtol=1e-5)
 
@@ -64,10 +67,13 @@ def test_poisson_numbers_of_many_rates_by_one_program():
         np.testing.assert_allclose(at, expected, atol=1.0, rtol=0.0)
 
 
+whole_numbers = jax.jit(quantiles.randint)
+
+
 @pytest.mark.parametrize("high", [7, 70_001, 2**31 - 1])
 def test_whole_numbers_are_the_upper_word_of_an_exact_product(high, rng):
     z = np.float32(rng.normal(size=500))
-    found = np.asarray(quantiles.randint(z, jnp.int32(-3), jnp.int32(high - 3))).astype(np.int32)  # modulo 2^32
+    found = np.asarray(whole_numbers(z, np.int32(-3), np.int32(high - 3))).astype(np.int32)  # modulo 2^32
     exact = [-3 + int(word) * high // 2**32 for word in quantiles.words(z, 32)]
     np.testing.assert_array_equal(found, exact)
 
@@ -136,8 +142,8 @@ def test_arguments_at_the_ends_of_their_ranges_give_what_jax_gives():
         np.float32([10.7, -1.0, nan, np.inf]),
     )
     lifted = lift_noise(simulate, *at)
-    found = lifted(random.normal(random.key(0), (lifted.dim,)), *at)
-    np.testing.assert_array_equal(found, simulate(random.key(1), *at))
+    found = jax.jit(lifted)(random.normal(random.key(0), (lifted.dim,)), *at)
+    np.testing.assert_array_equal(found, jax.jit(simulate)(random.key(1), *at))
     whole = lift_noise(lambda k, low: random.uniform(k, minval=low, maxval=5), 2)
     np.testing.assert_allclose(whole(np.float32([1.0]), 2), 2 + 3 * stats.norm.cdf(1), rtol=1e-6)
 
@@ -149,7 +155,8 @@ def test_far_tails_and_high_concentrations_in_single_precision():
     np.testing.assert_allclose(value, 40.0, rtol=1e-6)
     np.testing.assert_allclose(slope, 1.0)
     narrow = lift_noise(lambda k, c: dist.VonMises(0.0, c, validate_args=False).sample(k), 1e7)
-    np.testing.assert_allclose(jax.vmap(narrow, (0, None))(z, 1e7), z[:, 0] / np.sqrt(1e7), rtol=1e-3, atol=1e-9)
+    found = jax.jit(jax.vmap(narrow, (0, None)))(z, 1e7)
+    np.testing.assert_allclose(found, z[:, 0] / np.sqrt(1e7), rtol=1e-3, atol=1e-9)
 
 
 def test_draws_keep_to_the_ranges_that_those_of_jax_keep_to():

@@ -98,7 +98,7 @@ def there_and_back(fn, z):
 forward, inverse = jax.jit(to_normal), jax.jit(from_normal)
 
 
-OTHERS = "Gamma", "LogUniform", "affine"
+OTHERS = "Gamma", "LogUniform", "affine", "truncated right"
 """As the gamma of a small shape, and as other transformed priors."""
 
 

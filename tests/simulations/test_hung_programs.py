@@ -94,7 +94,14 @@ def test_with_a_worker_that_is_ended(seconds, monkeypatch):
     assert has_ended(seconds)
 
 
-@pytest.mark.parametrize(("how", "by"), [("here", "SIGKILL"), ("processes", "SIGKILL"), ("processes", "SIGINT")])
+@pytest.mark.parametrize(
+    ("how", "by"),
+    [
+        ("here", "SIGKILL"),
+        pytest.param("processes", "SIGKILL", marks=pytest.mark.slow),
+        ("processes", "SIGINT"),
+    ],
+)
 def test_with_the_process_that_simulates(seconds, how, by):
     script = Path(hung_program.__file__)
     process = subprocess.Popen([sys.executable, script, how, seconds], stderr=subprocess.DEVNULL)
