@@ -60,16 +60,25 @@ def precision():
     return str(jax.numpy.zeros(()).dtype), os.getpid()
 
 
+@pytest.fixture(scope="module")
+def pools():
+    """Those that tests have started, the last of which serves the next test."""
+    pools = [workers._Pool()]
+    yield pools
+    pools[-1].end()
+
+
 @pytest.fixture
-def pool(monkeypatch):
-    """Two workers that are ready."""
-    pool = workers._Pool()
-    monkeypatch.setattr(workers, "_pool", pool)
+def pool(pools, monkeypatch):
+    """Two workers that are ready: those of the test before, unless it ended one."""
     monkeypatch.setenv(workers.VARIABLE, "2")
-    pool.worked(2.0 * workers.WORTH)
-    assert wait(lambda: all(worker._ready.is_set() for worker in pool.workers))
-    yield pool
-    pool.end()
+    if sum(worker.alive for worker in pools[-1].workers) < 2:
+        pools[-1].end()
+        pools.append(workers._Pool())
+        pools[-1].worked(2.0 * workers.WORTH)
+    monkeypatch.setattr(workers, "_pool", pools[-1])
+    assert wait(lambda: all(worker._ready.is_set() for worker in pools[-1].workers))
+    return pools[-1]
 
 
 def wait(condition, seconds=120.0):
@@ -136,9 +145,12 @@ def test_a_call_that_is_begun_has_the_precision_of_the_session(pool, x64):
 
 
 def test_a_call_is_evaluated_here_where_all_are_busy(pool):
-    assert len(pool.taken(5)) == 2
+    taken = pool.taken(5)
+    assert len(taken) == 2
     assert workers.later(precision)()[1] == THIS
     assert workers.in_parallel(slowly, range(3)) == [(number, THIS) for number in range(3)]
+    for worker in taken:
+        worker.free()
 
 
 def test_none_are_started_for_little_work_nor_where_the_environment_says_so(monkeypatch):

@@ -105,7 +105,7 @@ def test_simulations_at_covariates_of_the_users_choice():
     """The data's covariates are all alike, those simulated are a design."""
     ones = np.ones(8, np.float32)
     simulations = simulate(KEY, Problem.read(regression, np.linspace(-2, 2, 5, dtype=np.float32)), 400)
-    engine = kme.KELFI(regression, simulations=simulations, num_samples=1000)
+    engine = kme.KELFI(regression, simulations=simulations, num_samples=400)
     engine.run(KEY, ones, y=Y)
     mean, sd = conjugate(ones, Y)
     assert abs(engine.get_samples()["slope"].mean() - mean) < 0.4 * sd

@@ -182,7 +182,7 @@ def test_an_error_says_of_which_observation_it_is(kelfi):
 
 def test_calibration_is_that_of_one_at_a_time(kelfi):
     """Ranks of a calibration against ranks from a loop over `condition`, on the same data sets."""
-    found = diagnostics.calibrate(KEY, kelfi, num_datasets=12, num_draws=10_000, progress_bar=False)
+    found = diagnostics.calibrate(KEY, kelfi, num_datasets=6, num_draws=10_000, progress_bar=False)
     infer_key = jax.random.split(KEY, 3)[1]
     for j, (x, truth) in enumerate(zip(found.data["x"], found.truths["mean"])):
         x = np.where(np.isnan(X[0]), np.nan, x)

@@ -327,6 +327,7 @@ def test_k2abc_by_a_double_loop(sets, rng):
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
 
 
+@pytest.mark.slow  # test_conformance has the exact posterior, the test above the weights
 def test_k2abc_approaches_the_exact_posterior(rng, wide_sets):
     """Normal(theta, 1), 200 data, prior variance 8: as epsilon falls the posterior narrows to the exact one."""
     y = 3.0 + rng.normal(size=200)
