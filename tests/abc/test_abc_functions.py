@@ -399,10 +399,11 @@ def exponential_draws(x=None):
         numpyro.sample("x", kme.Simulator(exponential, mean), obs=x)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 @pytest.mark.parametrize(
     "estimator",
-    [pytest.param(None, marks=pytest.mark.slow), kme.embeddings.LinearTime(Gaussian(1.0))],
+    [None, kme.embeddings.LinearTime(Gaussian(1.0))],
     ids=["default", "linear"],
 )
 def test_wide_data_sets_are_not_far(estimator, simulated):

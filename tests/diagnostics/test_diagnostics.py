@@ -680,7 +680,7 @@ def test_predictions_of_a_model_that_asks_its_data_for_their_number():
         with numpyro.plate("draws", len(data)):
             numpyro.sample("x", kme.Simulator(one_draw, loc, 0.0), obs=data)
 
-    kelfi = kme.KELFI(model, 300, num_rounds=1, progress_bar=False)
+    kelfi = kme.KELFI(model, 300, num_rounds=1, num_samples=200, progress_bar=False)
     kelfi.run(KEY, np.full(6, 0.5))
     found = predictive_check(KEY, kelfi)
     assert found.predicted["x"].shape == (200, 6) and (found.observed["x"] == 0.5).all()

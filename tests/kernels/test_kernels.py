@@ -382,7 +382,7 @@ def test_new_hyperparameters_do_not_retrace(row):
     assert not TRACES
 
 
-@rows(lambda row: row.learnt, slow=THE_SAME)
+@rows(lambda row: row.learnt, slow=(*THE_SAME, "Product", "WithLength"))
 def test_kernels_pass_through_jax_transformations(row):
     """Built under `jit` and `vmap` from a traced length scale; its gradient, of either sign, is a kernel."""
     kernel, x, y, values = case(row.name)

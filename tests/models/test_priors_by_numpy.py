@@ -75,10 +75,10 @@ def test_coordinates_of_many_rows_are_those_of_each(rng):
     coordinates = Coordinates.from_prior(jax.random.key(0), problem)
     assert coordinates.exact and coordinates._priors_by_numpy() is not None
     z = rng.normal(scale=2.0, size=(20, 3))
-    arguments = jax.vmap(coordinates.inverse)(z)
+    arguments = jax.jit(jax.vmap(coordinates.inverse))(z)
     np.testing.assert_allclose(coordinates.table(arguments), z, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(jax.vmap(coordinates.forward)(arguments), z, rtol=1e-7, atol=1e-9)
-    found, exact = coordinates.latents_table(z), jax.vmap(coordinates.latents)(z)
+    np.testing.assert_allclose(jax.jit(jax.vmap(coordinates.forward))(arguments), z, rtol=1e-7, atol=1e-9)
+    found, exact = coordinates.latents_table(z), jax.jit(jax.vmap(coordinates.latents))(z)
     assert found.keys() == exact.keys()
     for name in found:
         np.testing.assert_allclose(found[name], exact[name], rtol=1e-12)
