@@ -313,7 +313,7 @@ def test_programs_of_all_kinds_by_hand(fn, dim, by_hand, t):
     lifted = lift_noise(fn, t)
     z = np.linspace(-1.3, 1.1, dim).astype(np.float32)
     assert lifted.dim == dim
-    np.testing.assert_allclose(lifted(z, t), by_hand(z, t), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(lifted)(z, t), by_hand(z, t), rtol=1e-5, atol=1e-6)
 
 
 def test_a_loop_of_unknown_length_ends_or_says_so():
