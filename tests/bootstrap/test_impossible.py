@@ -200,8 +200,8 @@ def found(objective, nodes, weights, u):
 @pytest.mark.parametrize(
     ("route", "fit_proportion"),
     [
-        (GridMMD, False),
         (DirectMMD, True),
+        pytest.param(GridMMD, False, marks=pytest.mark.slow),
         pytest.param(GridMMD, True, marks=pytest.mark.slow),
         pytest.param(DirectMMD, False, marks=pytest.mark.slow),
     ],

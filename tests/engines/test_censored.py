@@ -90,6 +90,7 @@ def tobit(x=None):
         numpyro.sample("x", kme.Simulator(one, theta).within(high=0.0), obs=x)
 
 
+@pytest.mark.slow  # test_intervals has the densities, one by one and along plates
 def test_tobit():
     """Twenty draws of `N(theta, 1)`, of which those below 0 are only known to be that."""
     y = np.random.default_rng(2).normal(size=20) + 0.3

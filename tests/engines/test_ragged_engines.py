@@ -46,9 +46,7 @@ def difference_of_means(a, b):
 @pytest.mark.parametrize(
     ("engine", "settings"),
     [
-        pytest.param(
-            kme.KernelABC, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow
-        ),  # its weights are below
+        pytest.param(kme.KernelABC, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow),  # weights: below
         pytest.param(kme.KernelBayes, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow),
         (kme.DistributionRegressionABC, {"kernel": EmpiricalMeasureRule(multiple=4.0)}),
         (kme.RejectionABC, {"discrepancy": difference_of_means, "quantile": 0.1}),

@@ -323,6 +323,7 @@ def test_models_of_which_nothing_is_said():
     assert not said and not engine.posterior.location_error and "error of the location" not in engine.info
 
 
+@pytest.mark.slow  # one call is above
 def test_a_small_power_of_calls_with_parameters_of_their_own():
     """As of one call; usual observations of two groups are not warned of."""
 

@@ -276,7 +276,14 @@ class Fixed(kme.kernels.LengthScaleRule):
 
 @pytest.mark.filterwarnings("ignore:K2ABC. the posterior is coarse")
 @pytest.mark.parametrize(
-    "make", [kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC, kme.K2ABC, kme.KernelRecursiveABC]
+    "make",
+    [
+        kme.KernelABC,
+        kme.KernelBayes,
+        pytest.param(kme.DistributionRegressionABC, marks=pytest.mark.slow),
+        kme.K2ABC,
+        kme.KernelRecursiveABC,
+    ],
 )
 def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
     """A rule that gives .37 makes the kernel that .37 makes; on data sets it sees draws with their parameters."""

@@ -125,7 +125,7 @@ def signature(path, level):
 PATHS = [RNG.normal(size=(n, 2)).cumsum(axis=0) for n in (2, 4, 5)]
 
 
-@pytest.mark.parametrize("level", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("level", [*(pytest.param(level, marks=pytest.mark.slow) for level in (1, 2)), 3])
 def test_signatures_of_any_length_against_loops(level):
     kernel = Signature([2.0, 3.0], 0.6, level)
 

@@ -33,6 +33,7 @@ def on_grid(smodel):
     return moments_of(log_p)
 
 
+@pytest.mark.slow  # test_handlers has the sites one by one
 def test_two_simulators_a_poisson_likelihood_and_a_positive_latent_against_brute_force(on_grid):
     for name, (mean, sd) in exact_moments(*OBSERVED).items():
         assert abs(on_grid[name][0] - mean) < 0.25 * sd and abs(on_grid[name][1] / sd - 1.0) < 0.15

@@ -114,7 +114,7 @@ def test_counts_have_no_derivative():
         MCMC(NUTS(soft), num_warmup=1, num_samples=1, progress_bar=False).run(random.key(0), COUNTED)
 
 
-@pytest.mark.slow  # the same steps of the noise, of normal data, are above
+@pytest.mark.slow  # the same steps find the posterior of normal data above
 def test_counts_need_no_derivative():
     x, epsilon = COUNTED, 0.8
     _, draws = run_without_derivatives(soft_abc(counts, Gaussian(epsilon)), x)
@@ -125,6 +125,7 @@ def test_counts_need_no_derivative():
     check_moments(draws["mean"], mean, np.sqrt(p @ (grid - mean) ** 2 / p.sum()))
 
 
+@pytest.mark.slow  # the same steps find a posterior above
 def test_noise_that_no_data_see_keeps_its_distribution():
     _, draws = run_without_derivatives(soft_abc(handlers.mask(model, mask=False), Gaussian(0.4)), X)
     assert draws["x_noise"].shape == (4, 4000, 3)

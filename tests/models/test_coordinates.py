@@ -114,8 +114,8 @@ EXACT = {
 }
 
 
-PARTS = "independent", "correlated", "plated", "mixture", "many components"
-"""What the other rows have too; joint normal priors are in test_gateway."""
+PARTS = "independent", "skewed", "correlated", "plated", "mixture", "many components"
+"""What the other rows have too; joint normal priors are in test_gateway, and functions of latents below."""
 
 
 each_kind = pytest.mark.parametrize(
@@ -252,7 +252,10 @@ def other(**changes):
     return problem, problem.draw(random.key(1), 150)
 
 
-@pytest.mark.parametrize("changed", [{"function": jnp.expm1}, {"function": jnp.negative}, {"covariate": 3.0}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"function": jnp.expm1}, pytest.param({"function": jnp.negative}, marks=pytest.mark.slow), {"covariate": 3.0}],
+)
 def test_simulations_of_a_model_that_was_another_do_not_tell(changed):
     """Another function of a latent since, or another covariate: the model as it is now counts."""
     problem, (_, simulated) = other()[0], other(**changed)
