@@ -332,8 +332,7 @@ DEFAULT = {
     "LowRankMultivariateNormal": "RejectionABC",
     "Uniform": "KernelRecursiveABC",
     "TruncatedNormal": "KernelABC",
-    "Gamma": "RejectionABC",
-    "Beta": "K2ABC",
+    "Gamma": "K2ABC",
     "HalfCauchy": "DistributionRegressionABC",
     "Dirichlet": "RejectionABC",
     "LKJCholesky": "RejectionABC",
@@ -344,8 +343,8 @@ DEFAULT = {
 }
 """The engine that the default suite runs with each prior: those that compile more have the plainer priors."""
 
-LIKE_ANOTHER = {"LKJ", "MixtureGeneral"}
-"""Priors that the default suite leaves out, as the product of a factor and as a mixture that it has."""
+LIKE_ANOTHER = {"Beta", "LKJ", "MixtureGeneral"}
+"""Priors that the default suite leaves out: as Dirichlet, as the product of a factor, and as a mixture that it has."""
 
 REFUSED = {("improper", engine): r"prior of 'theta' is improper \(ImproperUniform\)" for engine in ENGINES}
 TABLE = [
