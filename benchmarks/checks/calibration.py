@@ -2,7 +2,7 @@
 
     python -m benchmarks calibration --rows FILE                    # all
     python -m benchmarks calibration --parts conjugate --sizes 300  # two minutes
-    python -m benchmarks calibration --parts rounds --rows FILE
+    python -m benchmarks calibration --parts rounds --problems "four modes" slcp --rows FILE
 
 Conjugate models: a normal mean in two dimensions and in one, and an exponential rate by the mean of 15 draws. One run
 learns the likelihood, and `condition` serves every data set; KELFI also on the ten problems of `helpers/problems.py`,
@@ -137,11 +137,14 @@ def main():
     parser.add_argument("--datasets", type=int, default=200)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, choices=SIZES, help="numbers of simulations")
+    parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     options = parser.parse_args()
     sections = []
     for part in options.parts:
         lines = []
-        for model, engine, simulations in (row for row in PARTS[part] if row[2] in options.sizes):
+        left_out = set(PROBLEMS) - set(options.problems)
+        rows = [row for row in PARTS[part] if row[0] not in left_out and row[2] in options.sizes]
+        for model, engine, simulations in rows:
             key = {"model": model, "engine": engine, "simulations": simulations}
             run = lambda key=key: measured(*key.values(), options.datasets)  # noqa: E731
             lines.append(key | options.rows.get(run, **key))
