@@ -248,10 +248,11 @@ def robust_standard_deviation(column: np.ndarray) -> float:
     of the deviations that are not 0. Deviations below 1e-13 of the median are rounding, and count as 0.
     """
     centre = np.median(column)
-    low, high = np.quantile(column, [0.25, 0.75])
     rounding = 1e-13 * abs(centre)
-    for scale in (1.4826 * median_absolute_deviation(column, centre), (high - low) / 1.349):
-        if scale > rounding:
-            return float(scale)
+    if (scale := 1.4826 * median_absolute_deviation(column, centre)) > rounding:
+        return float(scale)
+    low, high = np.quantile(column, [0.25, 0.75])
+    if high - low > 1.349 * rounding:
+        return float(high - low) / 1.349
     deviations = np.abs(column - centre)
     return float(np.median(deviations[deviations > rounding])) if np.any(deviations > rounding) else 0.0

@@ -469,7 +469,29 @@ def test_scales_have_settled_where_their_logarithms_are_negligibly_off(off, sett
     scale, change = np.exp(rng.normal(size=(2, 50))), rng.normal(size=(2, 50))
     change *= off * fitting.NEGLIGIBLE / change.std(axis=1, keepdims=True)
     change[1] = 3.0
-    assert fitting._settled(np.square(scale * np.exp(change)), np.square(scale)) == settled
+    assert fitting._settled(np.square(scale * np.exp(change)), np.square(scale)).tolist() == [settled, True]
+
+
+def test_statistics_whose_scale_has_settled_are_learnt_no_more(rng, monkeypatch):
+    """One of constant scale stays as it is after two turns, where the scale of the other goes on to be learnt."""
+    z = rng.normal(size=(150, 1))
+    x = np.stack([z[:, 0] + 0.5 * rng.normal(size=150), z[:, 0] + np.exp(3.0 * z[:, 0]) * rng.normal(size=150)])
+    settings, at = kme.ResidualKernelMeans(), Inputs.pivoted(z, 100)
+    start = start_locations(at, x, np.zeros(2), False)[0]
+    learning, numbers = fitting.learn_location, []
+
+    def counted(location, at, x, *settings):
+        numbers.append(len(x))
+        return learning(location, at, x, *settings)
+
+    monkeypatch.setattr(fitting, "learn_location", counted)
+    late = fitting._learnt(settings, at, x, start)[0]
+    assert numbers[:2] == [2, 2] and set(numbers[2:]) == {1}
+    monkeypatch.setattr(fitting, "MOST_TURNS", 2)
+    early = fitting._learnt(settings, at, x, start)[0]
+    for one, other in zip(jax.tree.leaves(early), jax.tree.leaves(late), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+    assert not np.array_equal(early.smoothness.linear[1], late.smoothness.linear[1])
 
 
 def test_what_is_unknown_of_a_location_is_its_variance_given_the_other_simulations(rng, smoothness):

@@ -1,8 +1,11 @@
 """Location and scale of some statistics, learnt in turn on some simulations and fitted to all."""
 
 from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
@@ -49,23 +52,12 @@ def fit_statistics(form: Any, at: Inputs, rows: np.ndarray, x: np.ndarray, locat
         location: Where the search begins.
         seed: Of the draws of what locations may be off by.
     """
-    scale, coarse = ScaleFunction(at.dim, *x.shape), at.coarse[rows]
-    noise = size = np.ones((len(x), len(rows)))
-    inverses = None
-    for number in range(MOST_TURNS):
-        steps, before = form.steps // (1 if number == 0 else 2), size
-        location, inverses = learn_location(
-            location, coarse, x[:, rows], noise, size, steps, form.transform_marginals, inverses
-        )
-        residuals = location.fit(location.smoothness.enough(coarse), x[:, rows], noise).held_out.residual
-        noise, size = _noise(form, coarse, residuals, scale, 2, form.steps // 3)
-        if number > 0 and _settled(size, before):
-            break
+    location, scale = _learnt(form, at.coarse[rows], x[:, rows], location)
     noise, size, needed = np.ones(x.shape), np.ones(x.shape), location.smoothness.enough(at)
     for number in range(MOST_TURNS):
         found, before = location.fit(needed, x, noise), size
         noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
-        if number > 0 and _settled(size, before):
+        if number > 0 and _settled(size, before).all():
             break
     residuals = found.held_out.residual * np.exp(-scale.held_out) / _unknown(location, found, size)
     rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
@@ -86,6 +78,36 @@ def fit_statistics(form: Any, at: Inputs, rows: np.ndarray, x: np.ndarray, locat
     )
 
 
+def _learnt(form: Any, at: Inputs, x: np.ndarray, location: Location) -> tuple[Location, ScaleFunction]:
+    """Hyperparameters of locations and of log scales, in turn until the scale of a statistic stays what it is: the
+    others go on without it."""
+    scale, left = ScaleFunction(at.dim, *x.shape), np.arange(len(x))
+    found, now, inverses = (location, scale.smoothness), scale, None
+    noise = size = np.ones(x.shape)
+    for number in range(MOST_TURNS):
+        steps, before = form.steps // (1 if number == 0 else 2), size
+        location, inverses = learn_location(
+            location, at, x[left], noise, size, steps, form.transform_marginals, inverses
+        )
+        residuals = location.fit(location.smoothness.enough(at), x[left], noise).held_out.residual
+        noise, size = _noise(form, at, residuals, now, 2, form.steps // 3)
+        found = jax.tree.map(partial(_put, left), found, (location, now.smoothness))
+        more = ~_settled(size, before) | (number == 0)
+        if not more.any():
+            break
+        left, noise, size, inverses = left[more], noise[more], size[more], inverses[more]
+        location, now = jax.tree.map(itemgetter(more), location), now.some(more)
+    scale.smoothness = found[1]
+    return found[0], scale
+
+
+def _put(rows: np.ndarray, whole: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """A copy of an array with some rows replaced."""
+    whole = np.array(whole)
+    whole[rows] = part
+    return whole
+
+
 def _unknown(location: Location, found: Regression, size: np.ndarray) -> np.ndarray:
     """Standard deviations `(n, m)` of what locations without that simulation are off by, in those of the noise, where
     above 1: of the held-out residual of a simulation that is alone hardly anything is noise, and the embedding would
@@ -95,9 +117,9 @@ def _unknown(location: Location, found: Regression, size: np.ndarray) -> np.ndar
     return np.sqrt(np.maximum(variance / noise, 1.0))
 
 
-def _settled(size, before) -> bool:
-    """Whether the logarithms of scales, of which these are the squares, hardly changed."""
-    return bool(np.all(np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE))
+def _settled(size, before) -> np.ndarray:
+    """Whether logarithms of the scales of each statistic, of which these are the squares, hardly changed, `(n,)`."""
+    return np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE
 
 
 def _noise(form, at, residuals, scale: ScaleFunction, rounds, steps):
