@@ -19,12 +19,11 @@ import numpy as np
 import numpyro_kme as kme
 from benchmarks.helpers import report
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.base import positive_part
-from numpyro_kme.likelihoods.residual import density, mixture, smoothness
+from numpyro_kme.likelihoods.residual import location_scale, smoothness, weights
 
 
-def gaussian_gram(z, squared_length):
-    return np.array(Gaussian(np.sqrt(squared_length)).gram(z))
+def gaussian_gram(a, b, squared_length):
+    return np.array(Gaussian(np.sqrt(squared_length)).gram(a, b), np.float64)
 
 
 @jax.jit
@@ -38,17 +37,15 @@ def radial_basis(self, a, b):
     return np.array(found).reshape(*lengths.shape[:-1], len(a), len(b))
 
 
-def weights(self, z, xp):
-    basis = jnp.asarray(self.basis)
-    kernel = Gaussian(self.beta).gram(z[None], jnp.asarray(self.points))[0]
-    local = (kernel - (kernel @ basis) @ basis.T) / self.ridge
-    return positive_part(local + (1.0 - jnp.sum(local)) * jnp.asarray(self.intercept), mixture.SOFTNESS / len(kernel))
+def gaussian(z, points, beta, log_divisor, xp):
+    gram = Gaussian(beta).gram(jnp.atleast_2d(z), jnp.asarray(points)) * jnp.exp(-log_divisor)
+    return gram.reshape(*z.shape[:-1], len(points))
 
 
 PARTS = {
-    "Gram matrices": [(module, "gaussian_gram", gaussian_gram) for module in (density, smoothness)],
+    "Gram matrices": [(module, "gaussian_gram", gaussian_gram) for module in (location_scale, smoothness, weights)],
     "basis functions": [(smoothness.Smoothness, "radial_basis", radial_basis)],
-    "weights": [(density.ResidualDensity, "weights", weights)],
+    "weights": [(weights, "_gaussian", gaussian)],
 }
 
 

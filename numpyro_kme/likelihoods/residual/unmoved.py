@@ -10,7 +10,10 @@ import numpy as np
 
 from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutWeights
 from numpyro_kme.likelihoods.residual.density import Bandwidths
-from numpyro_kme.likelihoods.residual.product_learning import SIGNIFICANT, WORTH, alone
+from numpyro_kme.likelihoods.residual.product_learning import SIGNIFICANT, alone
+
+WORTH = 0.05
+"""Improvement of the held-out log density, in nats, that a statistic as it is has to make."""
 
 LENGTH, LAM = 1.5, 0.03
 """Length scale of the weights, times the root of the number of coordinates, and their regularisation, where nothing is
