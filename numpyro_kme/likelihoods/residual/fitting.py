@@ -96,7 +96,7 @@ def _learnt(form: Any, at: Inputs, x: np.ndarray, location: Location) -> tuple[L
         if not more.any():
             break
         left, noise, size, inverses = left[more], noise[more], size[more], inverses[more]
-        location, now = jax.tree.map(itemgetter(more), location), now.some(more)
+        location, now, at = jax.tree.map(itemgetter(more), location), now.some(more), at.of(more)
     scale.smoothness = found[1]
     return found[0], scale
 
