@@ -20,7 +20,8 @@ from numpyro_kme.likelihoods.residual.mixture import log_heavy_tailed
 from numpyro_kme.likelihoods.residual.product import ProductDensity
 
 PAIRS, TRIED = 350, 300
-"""Bandwidths of single residuals are learnt from so many simulations, and so many say whether it is worth a try."""
+"""Bandwidths of single residuals are learnt from so many simulations, and so many say whether it is worth a try; all
+that bandwidths are learnt from say whether it is."""
 
 TRIED_EPS = 0.25
 """Bandwidth of the kernels that say so."""
@@ -44,16 +45,16 @@ def fit_product(
         few: Some of both, in a random order.
         together: Their held-out densities by the joint embedding.
         steps: Iterations of the search.
-    Cost: `n` kernels for each pair of 300 simulations; where more is learnt, `n` searches with 350, and
-        `m min(m, 4000) n` kernels.
+    Cost: `n` kernels for each pair of 300 simulations; where more is learnt, `n` searches with 350, as many kernels
+        for each pair of `few`, and `m min(m, 4000) n`.
     """
-    points, some = (part[:PAIRS] for part in few)
-    n, held_out = residuals.shape[1], together.log_densities()[: len(points)].astype(np.float64)
+    points, some = few
+    n, held_out = residuals.shape[1], together.log_densities().astype(np.float64)
     tried = alone(some[:TRIED], together.weights.positive[:TRIED, :TRIED])
     if n == 1 or np.mean(tried - held_out[:TRIED]) < WORTH:
         return None, 0.0
     columns = [some[:, i : i + 1] for i in range(n)]
-    learnt = in_parallel(partial(learn_bandwidths, points, steps=steps), columns)
+    learnt = in_parallel(partial(learn_bandwidths, points[:PAIRS], steps=steps), [own[:PAIRS] for own in columns])
     beta, lam = (np.median([getattr(own, name) for own in learnt]) for name in ("beta", "lam"))
     shared = [replace(own, beta=beta, lam=lam) for own in learnt]
     weights = HeldOutWeights.of(shared[0], points)
