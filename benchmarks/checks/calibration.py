@@ -7,8 +7,8 @@
 Conjugate models: a normal mean in two dimensions and in one, and an exponential rate by the mean of 15 draws. One run
 learns the likelihood, and `condition` serves every data set; KELFI also on the ten problems of `helpers/problems.py`,
 in one round of 300 simulations, and on three of them with 1,000 and 10,000. In rounds as the engine chooses them, each
-data set has a run of its own. Intervals that cover more than their level say that posteriors are too wide, which a learnt likelihood's blur makes
-them. Takes an hour and a half.
+data set has a run of its own. Intervals that cover more than their level say that posteriors are too wide, which a
+learnt likelihood's blur makes them. Takes an hour and a half.
 """
 
 import time
