@@ -10,11 +10,11 @@ Takes an hour and a half.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import os
 import pkgutil
-import re
 import sys
 import warnings
 
@@ -61,9 +61,15 @@ def _assigned(module):
 
 def _importing(module, name):
     """Modules of the package that import a name from one."""
-    line = re.compile(rf"^from {re.escape(module.__name__)} import .*\b{name}\b", re.M)
     others = [other for key, other in sys.modules.items() if key.startswith("numpyro_kme.")]
-    return [other for other in others if line.search(inspect.getsource(other))]
+    return [other for other in others if (module.__name__, name) in _imported(other)]
+
+
+@functools.cache
+def _imported(module):
+    """What a module imports at its top, as pairs of a module and a name."""
+    nodes = [node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ImportFrom)]
+    return {(node.module, alias.name) for node in nodes for alias in node.names}
 
 
 def changed(places, factor):
