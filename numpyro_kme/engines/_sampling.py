@@ -20,7 +20,7 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood, PreparedPatterns, prepare
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Terms, Unconstrained
-from numpyro_kme.samplers.importance import Defensive, adapted_proposal
+from numpyro_kme.samplers.importance import Mixed, adapted_proposal
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 
 PARTICLES = 4000
@@ -149,7 +149,7 @@ def in_coordinates(
     likelihood = PreparedLikelihood.of(fitted, y).brief()
     with solves.one_blas_thread:
         proposal = adapted_proposal(fit_key, lambda z: power * likelihood.log_densities(z), measure, PILOT)
-        between = Defensive(measure, proposal)
+        between = Mixed.defensive(measure, proposal)
 
         def log_densities(z):
             log_start = between.log_densities(z)

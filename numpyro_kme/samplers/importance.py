@@ -19,7 +19,11 @@ from numpyro_kme.embeddings.measures import Measure, Points
 from numpyro_kme.kernels.base import register
 
 COMPONENTS = 100
-"""Normals in a proposal."""
+"""Normals in a kernel density estimate."""
+WIDTHS = 1.0, 0.5, 0.25
+"""Bandwidths that are tried, in those of the rule of thumb, which is for one normal: several modes ask for less."""
+ONE_NORMAL = 0.5
+"""Part of a proposal that is one normal: in many dimensions so few kernels are far from one."""
 DEFENSIVE = 0.1
 """Part of the measure in a proposal."""
 BATCH = 1024
@@ -112,7 +116,7 @@ def adaptive_importance_sampling(
         return np.where(sign > 0, log_size, -np.inf)
 
     proposal_key, key = split(rng_key, 2)
-    mixture = Defensive(measure, adapted_proposal(proposal_key, positive, measure, n))
+    mixture = Mixed.defensive(measure, adapted_proposal(proposal_key, positive, measure, n))
     particles = mixture.sample(key, n)
     sign, log_size = signed_logs(likelihood, particles)
     log_ratio = measure.log_densities(particles) - mixture.log_densities(particles)
@@ -132,6 +136,11 @@ class NormalKernels(NamedTuple):
     root: np.ndarray
     inverse: np.ndarray
 
+    @classmethod
+    def of(cls, centres: np.ndarray, root: np.ndarray) -> "NormalKernels":
+        """With the inverse that belongs to the factor."""
+        return cls(centres, root, np.linalg.inv(root))
+
     def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
         """`n` independent draws, `(n, D)`."""
         rng = numpy_rng(rng_key)
@@ -149,34 +158,40 @@ class NormalKernels(NamedTuple):
         return total - constant + np.sum(np.log(np.diagonal(self.inverse)))
 
 
-class Defensive(NamedTuple):
-    """A mixture of a proposal with a tenth of the measure itself, so that importance weights are bounded.
+class Mixed(NamedTuple):
+    """A mixture of two densities: `weight` times the first and the rest of the second."""
 
-    Reference: Hesterberg (1995), Technometrics 37.
-    """
+    first: "Measure | NormalKernels"
+    second: "Measure | NormalKernels | Mixed"
+    weight: float
 
-    measure: Measure
-    proposal: Measure | NormalKernels
+    @classmethod
+    def defensive(cls, measure: Measure, proposal: "Measure | Mixed") -> "Mixed":
+        """A proposal with a tenth of the measure itself, so that importance weights are bounded.
+
+        Reference: Hesterberg (1995), Technometrics 37.
+        """
+        return cls(measure, proposal, DEFENSIVE)
 
     def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
-        """`n` draws, a tenth of them, rounded up, from the measure and before the others, `(n, D)`."""
-        of_measure, of_proposal = split(rng_key, 2)
-        count = int(np.ceil(DEFENSIVE * n))
-        drawn = self.measure.sample(of_measure, count), self.proposal.sample(of_proposal, n - count)
+        """`n` draws, `weight` of them, rounded up, from the first and before the others, `(n, D)`."""
+        of_first, of_second = split(rng_key, 2)
+        count = int(np.ceil(self.weight * n))
+        drawn = self.first.sample(of_first, count), self.second.sample(of_second, n - count)
         return np.concatenate([np.asarray(part) for part in drawn])
 
     def log_densities(self, points: np.ndarray) -> np.ndarray:
         """`(n,)` at points `(n, D)`."""
-        log_measure, log_proposal = self.measure.log_densities(points), self.proposal.log_densities(points)
-        return np.logaddexp(np.log(DEFENSIVE) + log_measure, np.log1p(-DEFENSIVE) + log_proposal)
+        first, second = self.first.log_densities(points), self.second.log_densities(points)
+        return np.logaddexp(np.log(self.weight) + first, np.log1p(-self.weight) + second)
 
 
 def adapted_proposal(
     rng_key: jax.Array, log_likelihood: Callable[[np.ndarray], np.ndarray], measure: Measure, n: int
-) -> Measure | NormalKernels:
+) -> Measure | Mixed:
     """A mixture of normals about as wide as the posterior `q(y | z) p(dz)`, by rounds of `n` weighted particles
     (`adaptive_importance_sampling`)."""
-    proposal: Measure | NormalKernels = measure
+    proposal: Measure | Mixed = measure
     particles = np.asarray(measure.sample(child(rng_key, 0), n))
     for number in range(1, 16):
         key = child(rng_key, number)
@@ -233,15 +248,28 @@ def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray,
     return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
 
 
-def _kernel_density(rng_key, particles, weights) -> NormalKernels:
-    """Normal kernel density estimate with `COMPONENTS` kernels of the rule-of-thumb bandwidth."""
+def _kernel_density(rng_key, particles, weights) -> Mixed:
+    """Half a normal and half a normal kernel density estimate with `COMPONENTS` kernels, of the covariance of the
+    particles both.
+
+    The estimate's bandwidth is that of the rule of thumb times one of `WIDTHS`, the best for the other particles, and
+    its centres are particles that are shrunk towards their mean (West, 1993, JRSS B 55).
+    """
     dim = particles.shape[1]
-    _, covariance = signed_moments(particles, weights)
+    mean, covariance = signed_moments(particles, weights)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
+    root, rule = np.linalg.cholesky(covariance), (4.0 / (COMPONENTS * (dim + 2.0))) ** (1.0 / (dim + 4.0))
     rows = numpy_rng(rng_key).choice(len(weights), COMPONENTS, p=weights)
-    width = (4.0 / (COMPONENTS * (dim + 2.0))) ** (1.0 / (dim + 4.0))
-    root = width * np.linalg.cholesky(covariance)
-    return NormalKernels(particles[rows], root, np.linalg.inv(root))
+    left = weights * ~np.isin(np.arange(len(weights)), rows)
+    others = np.flatnonzero(left > 0.0)
+
+    def estimate(width):
+        centres = mean + np.sqrt(max(1.0 - width**2, 0.0)) * (particles[rows] - mean)
+        return NormalKernels.of(centres, width * root)
+
+    estimates = [estimate(rule * width) for width in WIDTHS]
+    scores = [left[others] @ found.log_densities(particles[others]) for found in estimates]
+    return Mixed(NormalKernels.of(mean[None], root), estimates[int(np.argmax(scores))], ONE_NORMAL)
 
 
 def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray, np.ndarray]:

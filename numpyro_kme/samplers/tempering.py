@@ -19,7 +19,7 @@ from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.samplers.importance import systematic
 
-LOCAL, MODE_JUMP = 0.5, 0.05
+LOCAL, MODE_JUMP = 0.5, 0.3
 """Probabilities of a proposal by a difference, and by a whole difference."""
 JITTER, RIDGE = 1e-3, 1e-9
 """Noise of differences, in standard deviations, and what is added to the diagonal of correlation matrices."""
@@ -84,6 +84,8 @@ class ProposalDistribution(NamedTuple):
 
 LogDensities = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
+EFFECTIVE = 0.3
+"""Effective number of particles that the weights of a new temperature leave, relative to all."""
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
 DECORRELATED, MOST_ROUNDS = 0.1, 10
@@ -260,8 +262,8 @@ def temper(
 def _reweigh(log_likelihood: np.ndarray, temperature: float) -> tuple[float, np.ndarray, float]:
     """The next temperature, normalised weights and the log of their mean.
 
-    The effective sample size of the particles at which the likelihood is positive falls to half of their number; all
-    others go at once, however many they are.
+    The effective sample size of the particles at which the likelihood is positive falls to `EFFECTIVE` of their number;
+    all others go at once, however many they are.
     """
     alive, to_go = log_likelihood > -np.inf, 1.0 - temperature
     peak = np.max(log_likelihood)
@@ -271,7 +273,7 @@ def _reweigh(log_likelihood: np.ndarray, temperature: float) -> tuple[float, np.
 
     def enough(step):
         weights = np.exp(step * relative)
-        return np.sum(weights) ** 2 >= 0.5 * np.sum(alive) * np.sum(weights**2)
+        return np.sum(weights) ** 2 >= EFFECTIVE * np.sum(alive) * np.sum(weights**2)
 
     step, there = to_go, 1.0
     if not enough(to_go):

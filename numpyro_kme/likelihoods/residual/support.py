@@ -52,6 +52,9 @@ FAR, HEAVY, UNEVEN, FEW_TURNS, TURNS = 4.0, 0.02, 0.02, 2, 20
 location or scale follow the coordinates, which would explain more than `UNEVEN`; turns after which most statistics are
 seen to have none, and in which the line is found."""
 
+STILL = 0.01
+"""A line in the middle is found when it moves by less, in robust standard deviations around it, at any simulation."""
+
 AROUND = 2.0
 """Side of a line in the middle."""
 
@@ -214,11 +217,14 @@ def robust_line(columns: np.ndarray, s: np.ndarray, turns: int) -> tuple[np.ndar
     simulations `(m,)` from lines without them."""
     gaps = s - np.median(s)
     for _ in range(turns):
-        weights = 1.0 / (1.0 + np.square(gaps / max(robust_standard_deviation(gaps), NARROWEST)))
+        scale, before = max(robust_standard_deviation(gaps), NARROWEST), gaps
+        weights = 1.0 / (1.0 + np.square(gaps / scale))
         weighted = columns * weights[:, None]
         inverse = np.linalg.pinv(weighted.T @ columns, hermitian=True)
         found = inverse @ (weighted.T @ s)
         gaps = s - columns @ found
+        if np.max(np.abs(gaps - before)) < STILL * scale:
+            break
     return found, gaps / (1.0 - np.sum((columns @ inverse) * weighted, axis=1))
 
 
