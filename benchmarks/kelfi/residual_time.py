@@ -1,6 +1,6 @@
 """Seconds that the residual form takes to learn and to draw 1,000 samples, beside neural posterior estimation.
 
-    python -m benchmarks residual_time [--simulations 300 1000] [--problems linear curved ...] [--repeats 5] [--neural]
+    python -m benchmarks residual_time [--simulations 300 1000] [--problems NAME ...] [--repeats 5] [--neural]
     python -m benchmarks residual_time --rounds 5 --neural  # a table of its own
 
 Each row is a `KELFI.run` on given simulations, other ones than those before, made twice, and a `condition` on another
@@ -177,26 +177,39 @@ def neural(problem, theta, x, y, rounds=1):
     return json.loads(line)
 
 
+def means(rows, columns):
+    """Means over the rows of each problem and size."""
+    found = []
+    for problem, size in dict.fromkeys((row["problem"], row["simulations"]) for row in rows):
+        some = rows.of(problem=problem, simulations=size)
+        kept = {name: np.mean([row[name] for row in some]) for name in columns if name in some[0]}
+        found.append({"problem": problem, "simulations": size, "rows": len(some), **kept})
+    return report.table_of(found)
+
+
 def main():
-    parser = report.parser(__doc__)
+    parser = report.parser(__doc__, resumes=True)
     parser.add_argument("--simulations", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--problems", nargs="+", default=list(SIMULATORS), choices=SIMULATORS)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--neural", action="store_true")
     options = parser.parse_args()
-    rows, text = [], ""
+    rows, several = options.rows, options.rounds > 1
     for problem in options.problems:
         for size in options.simulations:
             for seed in range(options.repeats + 1):
-                several = options.rounds > 1
+                if rows.has(problem=problem, simulations=size, seed=seed):
+                    continue
                 row, data = in_rounds(problem, size, seed, options.rounds) if several else measure(problem, size, seed)
                 if options.neural:
                     found = neural(problem, *data, rounds=options.rounds)
                     row |= {"NPE": found["wall"], "NPE, CPU": found["cpu"], "NPE / run": found["wall"] / row["run"]}
-                rows.append(row)
-                print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-                sections = [("Seconds", report.table_of(rows))]
-                name = "residual_time_rounds" if several else "residual_time"
-                text = report.write(name, f"Time of the residual form{', in rounds' * several}", sections)
-    print(text)
+                rows.add(**row, seed=seed)
+    columns = "run", "run, CPU", "learning", "condition", "NPE", "NPE, CPU", "NPE / run"
+    shown = [{name: value for name, value in row.items() if name != "seed"} for row in rows]
+    report.save(
+        "residual_time_rounds" if several else "residual_time",
+        f"Time of the residual form{', in rounds' * several}",
+        [("Means", means(rows, columns)), ("Seconds", report.table_of(shown))],
+    )
