@@ -120,8 +120,10 @@ class Coordinates:
             problem: The model, as `Problem.read` gives it.
             site: A simulator site.
             simulated: Simulations or draws, with `latents` `{name: (m, *shape)}` and `arguments` `{site: (m, p)}`.
+                Where latents are not known, the arguments may be these.
         """
-        latents, arguments = simulated.latents, simulated.arguments[site]
+        arguments = simulated.arguments[site]
+        latents = simulated.latents or problem.as_latents(arguments)
         enough = len(arguments) >= ENOUGH and set(latents) == set(problem.latents) and np.ptp(arguments, axis=0).any()
         if enough and problem.gives(latents, site, arguments):
             draws = Draws({name: latents[name] for name in problem.latents}, {site: arguments})

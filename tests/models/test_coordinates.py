@@ -242,6 +242,23 @@ def test_simulations_show_the_coordinates_that_prior_draws_show(name, monkeypatc
     np.testing.assert_allclose(arguments_at(found), arguments_at(expected), rtol=2e-5)
 
 
+def test_a_table_of_the_latents_shows_the_coordinates_that_prior_draws_show(monkeypatch):
+    """Nothing is drawn, where the arguments are the latents in their order; else they are, as where one is constant."""
+    in_order = model_of(lambda a, b: (a, *b), a=dist.Gamma(2.0), b=dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    turned = model_of(lambda a, b: (*b, a), a=dist.Gamma(2.0), b=dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    drawn = []
+    monkeypatch.setattr(Problem, "draw", lambda *a, own=Problem.draw: drawn.append(a) or own(*a))
+    for model, varies, needs in ((in_order, True, 0), (turned, True, 1), (in_order, False, 1)):
+        problem = Problem.read(model)
+        expected, table = Coordinates.from_prior(random.key(0), problem), problem.draw(random.key(1), 150)
+        theta = np.array(table.arguments["x"])
+        theta[:, 1] = theta[:, 1] if varies else 0.5
+        drawn.clear()
+        found = Coordinates.from_simulations(random.key(0), problem, "x", Draws({}, {"x": theta}))
+        assert len(drawn) == needs and found.exact and found.names == expected.names
+        np.testing.assert_allclose(arguments_at(found), arguments_at(expected), rtol=2e-5)
+
+
 def other(**changes):
     """A model of two latents and a covariate, as it is or changed, and simulations from it."""
     settings = {"function": jnp.exp, "covariate": 2.0} | changes
