@@ -67,3 +67,21 @@ def test_all_kernels_are_kept_where_pivots_would_be_many(rng):
         found = whole.trimmed()
         assert isinstance(found, EmbeddingWeights) and found.basis.shape == (len(z), whole.rank)
         np.testing.assert_allclose(found(at, np), whole(at, np), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("dim", "beta", "lam"), [(20, 5.0, 0.1), (20, 5.0, 0.02), (20, 2.0, 0.1), (3, 3.0, 0.1)])
+def test_points_at_random_suffice_in_many_dimensions(monkeypatch, dim, beta, lam):
+    """Where pivots would be most of the points, and the first few of them are not enough: no matrix of all pairs is
+    formed."""
+    monkeypatch.setattr(weights, "AT_ONCE", 100)
+    monkeypatch.setattr(weights, "LANDMARKS", 8)
+    for seed in range(3):
+        z = np.random.default_rng(seed).normal(size=(1200, dim))
+        gram, ridge = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2), 1200 * lam
+        exact = gram @ np.linalg.inv(gram + ridge * np.eye(1200))
+        factor = weights._factor(z, beta, weights.NEGLIGIBLE * ridge)
+        assert factor.shape[1] < 1200
+        left = np.linalg.eigvalsh(gram - factor @ factor.T)
+        assert left[-1] < 1.1 * weights.NEGLIGIBLE * ridge and left[0] > -1e-6
+        basis = weights._basis(z, beta, ridge)
+        assert np.linalg.norm(basis @ basis.T - exact, 2) < 2.2 * weights.NEGLIGIBLE

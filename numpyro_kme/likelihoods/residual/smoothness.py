@@ -17,10 +17,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy
 from scipy import special
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.likelihoods.residual.ridge import HeldOutPredictions, Ridge, inverse_root, noise_root
 
@@ -60,7 +60,7 @@ def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 def gaussian_gram(a: np.ndarray, b: np.ndarray, squared_length: float) -> np.ndarray:
     """A Gaussian kernel between points `(r, D)` and `(s, D)`, `(r, s)`."""
-    return np.exp(-0.5 / squared_length * squared_distances_on_host(a, b))
+    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(a, b, "sqeuclidean"))
 
 
 @dataclass(frozen=True)

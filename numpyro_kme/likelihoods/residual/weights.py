@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -17,13 +18,17 @@ from numpyro_kme.kernels.low_rank import AT_ONCE, blocked, by_columns
 from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
 from numpyro_kme.likelihoods.residual.mixture import exponentials
-from numpyro_kme.likelihoods.residual.smoothness import gaussian_gram
+from numpyro_kme.likelihoods.residual.smoothness import RIDGE, gaussian_gram
 
 SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
 
 NEGLIGIBLE = 0.03
 """Eigenvalues of `K` below this fraction of `m lam` are left out of the weights; log densities move by a thousandth."""
+
+LANDMARKS, TOLD = 256, 1000
+"""Pivots that are enough in few dimensions, else points at random, twice as many at a time; points that tell the
+largest eigenvalue of what these leave out."""
 
 EXPLAINED, SUFFICIENT, MOST = 1e-4, 1e-3, 100
 """NumPy takes pivots until no simulation's kernel is unexplained by more than the first of these times `lam`, or there
@@ -136,14 +141,36 @@ def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
     They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where
     its rank is large, of `K` itself, unless that is too large to be formed.
     """
-    stop, whole = NEGLIGIBLE * ridge / len(z), len(z) <= AT_ONCE
+    whole = len(z) <= AT_ONCE
     gram: Any = gaussian_gram(z, z, beta**2) if whole else None
-    if whole:
-        factor, _ = blocked(gram, stop, len(z))
-    else:
-        factor, _ = by_columns(lambda some: gaussian_gram(z, z[some], beta**2), np.ones(len(z)), stop)
+    factor = blocked(gram, NEGLIGIBLE * ridge / len(z), len(z))[0] if whole else _factor(z, beta, NEGLIGIBLE * ridge)
     dense = whole and 2 * factor.shape[1] > len(z)
     values, vectors = np.linalg.eigh(gram if dense else factor.T @ factor)
     kept = values > NEGLIGIBLE * ridge
     vectors = vectors[:, kept] / np.sqrt(values[kept] + ridge)
     return vectors * np.sqrt(values[kept]) if dense else factor @ vectors
+
+
+def _factor(z: np.ndarray, beta: float, least: float) -> np.ndarray:
+    """`F`, `(m, r)`, such that no eigenvalue of `K - F F'` is above the `least` that counts.
+
+    None is where diagonal entries are at most `least / m`, which few pivots reach in few dimensions. In many they do
+    not, and the eigenvalues that count are those of functions that any points tell: `F` is that of points at random
+    (Nystroem's method), twice as many until the largest eigenvalue left, told by other points, is no longer above it.
+    """
+    m, order = len(z), np.random.default_rng(0).permutation(len(z))
+    factor, _ = by_columns(lambda some: gaussian_gram(z, z[some], beta**2), np.ones(m), least / m, LANDMARKS)
+    number, told = factor.shape[1], order[:TOLD]
+    if number < LANDMARKS:
+        return factor
+    among = gaussian_gram(z[told], z[told], beta**2)
+    while True:
+        number = min(2 * number, m)
+        points = z[order[-number:]]
+        root = np.linalg.cholesky(gaussian_gram(points, points, beta**2) + RIDGE * np.eye(number))
+        factor = solve_triangular(root, gaussian_gram(points, z, beta**2), lower=True, overwrite_b=True).T
+        left = among - factor[told] @ factor[told].T
+        own = np.diagonal(left).max()
+        np.fill_diagonal(left, 0.0)  # of all points there are more pairs, and each is alike to itself once
+        if np.linalg.eigvalsh(left)[-1] * m / len(told) + own <= least or number == m:
+            return factor
