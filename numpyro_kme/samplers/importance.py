@@ -99,7 +99,7 @@ def adaptive_importance_sampling(
     """`n` weighted particles of the posterior `q(y | z) p(dz)`.
 
     Draws from the measure are reweighted by the positive part of `q` to a power that keeps a fifth of them effective; a
-    mixture of normals around the best of them proposes the next round, until the power is one. The last round draws `n`
+    normal and normals around the best of them propose the next round, until the power is one. The last round draws `n`
     particles from a defensive mixture, a tenth of them from the measure, with the weights `q p / proposal`, negative
     ones included. A `Points` measure has no density: its own points are reweighted.
 
@@ -197,7 +197,7 @@ def adapted_proposal(
         key = child(rng_key, number)
         log_ratio = measure.log_densities(particles) - proposal.log_densities(particles)
         power, weights = _tempered(log_likelihood(particles) + log_ratio, 0.2 * n)
-        proposal = _kernel_density(key, particles, weights)
+        proposal = _fitted_proposal(key, particles, weights)
         if power == 1.0:
             break
         particles = np.asarray(proposal.sample(key, n))
@@ -248,7 +248,7 @@ def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray,
     return mean, ((points - mean) * weights[:, None]).T @ (points - mean)
 
 
-def _kernel_density(rng_key, particles, weights) -> Mixed:
+def _fitted_proposal(rng_key, particles, weights) -> Mixed:
     """Half a normal and half a normal kernel density estimate with `COMPONENTS` kernels, of the covariance of the
     particles both.
 
@@ -264,7 +264,7 @@ def _kernel_density(rng_key, particles, weights) -> Mixed:
     others = np.flatnonzero(left > 0.0)
 
     def estimate(width):
-        centres = mean + np.sqrt(max(1.0 - width**2, 0.0)) * (particles[rows] - mean)
+        centres = mean + np.sqrt(1.0 - width**2) * (particles[rows] - mean)
         return NormalKernels.of(centres, width * root)
 
     estimates = [estimate(rule * width) for width in WIDTHS]

@@ -13,7 +13,7 @@ from numpyro_kme.samplers import importance
 @pytest.mark.parametrize("dim", [1, 3])
 def test_a_proposal_is_a_normal_and_a_kernel_density_of_the_same_covariance(dim, rng):
     particles, weights = rng.normal(size=(400, dim)) @ np.diag(1.0 + np.arange(dim)), rng.dirichlet(np.ones(400))
-    one, kernels, share = importance._kernel_density(jax.random.key(0), particles, weights)
+    one, kernels, share = importance._fitted_proposal(jax.random.key(0), particles, weights)
     mean, covariance = weights @ particles, np.atleast_2d(np.cov(particles.T, aweights=weights, ddof=0))
     np.testing.assert_allclose(one.centres, mean[None], rtol=1e-12)
     np.testing.assert_allclose(one.root @ one.root.T, covariance, rtol=1e-5)
@@ -46,7 +46,7 @@ def test_kernels_are_as_narrow_as_modes(rng):
     particles = np.repeat([-1.0, 1.0], 500)[:, None] + 0.04 * rng.normal(size=(1000, 1))
     equal = np.full(1000, 1e-3)
     for seed in range(5):
-        one, kernels, _ = importance._kernel_density(jax.random.key(seed), particles, equal)
+        one, kernels, _ = importance._fitted_proposal(jax.random.key(seed), particles, equal)
         rule = (4.0 / 300.0) ** 0.2
         np.testing.assert_allclose(kernels.root[0, 0], importance.WIDTHS[-1] * rule * one.root[0, 0], rtol=1e-6)
 

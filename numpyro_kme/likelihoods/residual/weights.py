@@ -138,8 +138,8 @@ def _gaussian(z: Any, points: Any, beta: Any, log_divisor: Any, xp: Any) -> Any:
 def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
     """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
 
-    They are those of `F'F` for a pivoted Cholesky factor `F` of low rank, which leaves out no more than they do; where
-    its rank is large, of `K` itself, unless that is too large to be formed.
+    They are those of `F'F` for a factor `F` of low rank, which leaves out no more than they do: a pivoted Cholesky
+    factor, or that of `_factor` where `K` is too large to be formed; where the rank is large, of `K` itself.
     """
     whole = len(z) <= AT_ONCE
     gram: Any = gaussian_gram(z, z, beta**2) if whole else None
