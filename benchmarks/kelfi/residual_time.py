@@ -181,7 +181,7 @@ def means(rows, columns):
     """Means over the rows of each problem and size."""
     found = []
     for problem, size in dict.fromkeys((row["problem"], row["simulations"]) for row in rows):
-        some = rows.of(problem=problem, simulations=size)
+        some = [row for row in rows if (row["problem"], row["simulations"]) == (problem, size)]
         kept = {name: np.mean([row[name] for row in some]) for name in columns if name in some[0]}
         found.append({"problem": problem, "simulations": size, "rows": len(some), **kept})
     return report.table_of(found)
@@ -196,10 +196,11 @@ def main():
     parser.add_argument("--neural", action="store_true")
     options = parser.parse_args()
     rows, several = options.rows, options.rounds > 1
+    rounds = {"rounds": options.rounds} if several else {}
     for problem in options.problems:
         for size in options.simulations:
             for seed in range(options.repeats + 1):
-                if rows.has(problem=problem, simulations=size, seed=seed):
+                if rows.has(problem=problem, simulations=size, seed=seed, **rounds):
                     continue
                 row, data = in_rounds(problem, size, seed, options.rounds) if several else measure(problem, size, seed)
                 if options.neural:
@@ -207,9 +208,12 @@ def main():
                     row |= {"NPE": found["wall"], "NPE, CPU": found["cpu"], "NPE / run": found["wall"] / row["run"]}
                 rows.add(**row, seed=seed)
     columns = "run", "run, CPU", "learning", "condition", "NPE", "NPE, CPU", "NPE / run"
-    shown = [{name: value for name, value in row.items() if name != "seed"} for row in rows]
+    shown = [row for row in rows if row.get("rounds", 1) == options.rounds]
     report.save(
         "residual_time_rounds" if several else "residual_time",
         f"Time of the residual form{', in rounds' * several}",
-        [("Means", means(rows, columns)), ("Seconds", report.table_of(shown))],
+        [
+            ("Means", means(shown, columns)),
+            ("Seconds", report.table_of([{name: row[name] for name in row if name != "seed"} for row in shown])),
+        ],
     )

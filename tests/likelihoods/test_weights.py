@@ -85,3 +85,16 @@ def test_points_at_random_suffice_in_many_dimensions(monkeypatch, dim, beta, lam
         assert left[-1] < 1.1 * weights.NEGLIGIBLE * ridge and left[0] > -1e-6
         basis = weights._basis(z, beta, ridge)
         assert np.linalg.norm(basis @ basis.T - exact, 2) < 2.2 * weights.NEGLIGIBLE
+
+
+@pytest.mark.parametrize(("dim", "beta", "lam"), [(10, 1.5, 0.02), (5, 0.8, 0.02)])
+def test_a_product_sharpens_what_points_at_random_tell(monkeypatch, dim, beta, lam):
+    """Where eigenvalues fall slowly: points at random would have to be all, of which many do not count."""
+    monkeypatch.setattr(weights, "AT_ONCE", 100)
+    for seed in range(3):
+        z = np.random.default_rng(seed).normal(size=(1600, dim))
+        gram, ridge = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2), 1600 * lam
+        exact = gram @ np.linalg.inv(gram + ridge * np.eye(1600))
+        assert weights._factor(z, beta, weights.NEGLIGIBLE * ridge).shape[1] < 800
+        basis = weights._basis(z, beta, ridge)
+        assert np.linalg.norm(basis @ basis.T - exact, 2) < 2.2 * weights.NEGLIGIBLE

@@ -14,7 +14,7 @@ from scipy.linalg import solve_triangular
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.low_rank import AT_ONCE, blocked, by_columns
+from numpyro_kme.kernels.low_rank import AT_ONCE, by_columns
 from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
 from numpyro_kme.likelihoods.residual.mixture import exponentials
@@ -29,6 +29,10 @@ NEGLIGIBLE = 0.03
 LANDMARKS, TOLD = 256, 1000
 """Pivots that are enough in few dimensions, else points at random, twice as many at a time; points that tell the
 largest eigenvalue of what these leave out."""
+
+A_PRODUCT, NEAR = 50, 0.25
+"""A product with `K` costs as much as the factor of so many points that their square is this times `m`; eigenvalues
+above this fraction of the `least` that counts may count once they are sharpened."""
 
 EXPLAINED, SUFFICIENT, MOST = 1e-4, 1e-3, 100
 """NumPy takes pivots until no simulation's kernel is unexplained by more than the first of these times `lam`, or there
@@ -138,34 +142,35 @@ def _gaussian(z: Any, points: Any, beta: Any, log_divisor: Any, xp: Any) -> Any:
 def _basis(z: np.ndarray, beta: float, ridge: float) -> np.ndarray:
     """`U`, `(m, r)`, with `K (K + ridge I)^-1 = U U'` up to negligible eigenvalues.
 
-    They are those of `F'F` for a factor `F` of low rank, which leaves out no more than they do: a pivoted Cholesky
-    factor, or that of `_factor` where `K` is too large to be formed; where the rank is large, of `K` itself.
+    They are those of `F'F` for a factor `F` of low rank, which leaves out no more than they do; where the rank is
+    large, of `K` itself.
     """
-    whole = len(z) <= AT_ONCE
-    gram: Any = gaussian_gram(z, z, beta**2) if whole else None
-    factor = blocked(gram, NEGLIGIBLE * ridge / len(z), len(z))[0] if whole else _factor(z, beta, NEGLIGIBLE * ridge)
-    dense = whole and 2 * factor.shape[1] > len(z)
-    values, vectors = np.linalg.eigh(gram if dense else factor.T @ factor)
+    factor = _factor(z, beta, NEGLIGIBLE * ridge)
+    values, vectors = np.linalg.eigh(gaussian_gram(z, z, beta**2) if factor is None else factor.T @ factor)
     kept = values > NEGLIGIBLE * ridge
     vectors = vectors[:, kept] / np.sqrt(values[kept] + ridge)
-    return vectors * np.sqrt(values[kept]) if dense else factor @ vectors
+    return vectors * np.sqrt(values[kept]) if factor is None else factor @ vectors
 
 
-def _factor(z: np.ndarray, beta: float, least: float) -> np.ndarray:
-    """`F`, `(m, r)`, such that no eigenvalue of `K - F F'` is above the `least` that counts.
+def _factor(z: np.ndarray, beta: float, least: float) -> np.ndarray | None:
+    """`F`, `(m, r)`, such that about no eigenvalue of `K - F F'` is above the `least` that counts; None where `K` is
+    small and its eigenvectors cost less.
 
-    None is where diagonal entries are at most `least / m`, which few pivots reach in few dimensions. In many they do
+    In few dimensions a few pivots leave no diagonal entry above `least / m`, and so no such eigenvalue. In many they do
     not, and the eigenvalues that count are those of functions that any points tell: `F` is that of points at random
-    (Nystroem's method), twice as many until the largest eigenvalue left, told by other points, is no longer above it.
+    (Nystroem's method), twice as many until the largest eigenvalue left, told by other points, does not count. Where
+    that takes so many points that a product with `K` costs no more, and fewer than half of their functions count, one
+    product sharpens these.
     """
     m, order = len(z), np.random.default_rng(0).permutation(len(z))
     factor, _ = by_columns(lambda some: gaussian_gram(z, z[some], beta**2), np.ones(m), least / m, LANDMARKS)
-    number, told = factor.shape[1], order[:TOLD]
-    if number < LANDMARKS:
+    if factor.shape[1] < min(LANDMARKS, m):
         return factor
+    if m <= TOLD:
+        return None
+    number, told = LANDMARKS, order[:TOLD]
     among = gaussian_gram(z[told], z[told], beta**2)
-    while True:
-        number = min(2 * number, m)
+    while 2 * number < m or m > AT_ONCE:
         points = z[order[-number:]]
         root = np.linalg.cholesky(gaussian_gram(points, points, beta**2) + RIDGE * np.eye(number))
         factor = solve_triangular(root, gaussian_gram(points, z, beta**2), lower=True, overwrite_b=True).T
@@ -174,3 +179,18 @@ def _factor(z: np.ndarray, beta: float, least: float) -> np.ndarray:
         np.fill_diagonal(left, 0.0)  # of all points there are more pairs, and each is alike to itself once
         if np.linalg.eigvalsh(left)[-1] * m / len(told) + own <= least or number == m:
             return factor
+        if number**2 >= A_PRODUCT * m:
+            values, vectors = np.linalg.eigh(factor.T @ factor)
+            if 2 * np.count_nonzero(values > least) <= number:
+                return _sharpened(z, beta, factor @ vectors[:, values > NEAR * least])
+        number = min(2 * number, m)
+    return None
+
+
+def _sharpened(z: np.ndarray, beta: float, functions: np.ndarray) -> np.ndarray:
+    """The factor `(m, r)` of `K` that functions `(m, r)` on the points tell, by one product with `K`, which is never
+    formed: `K Q (Q' K Q)^-1 Q' K = F F'` for an orthonormal basis `Q` of theirs."""
+    basis = np.linalg.qr(functions)[0]
+    blocks = np.array_split(z, -(-len(z) // LANDMARKS))
+    product = np.concatenate([gaussian_gram(some, z, beta**2) @ basis for some in blocks])
+    return solve_triangular(np.linalg.cholesky(basis.T @ product), product.T, lower=True, overwrite_b=True).T
