@@ -131,6 +131,10 @@ def padded(size: int, least: int = 64, coarse: int = 256) -> int:
     return least if size <= least else padded(size, (4 if least < coarse else 2) * least, coarse)
 
 
+WORST = 64
+"""Simulations at which a function was matched worst; they are looked at before all are."""
+
+
 def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
     """Weights of the columns of `basis`, and numbers and weights of kernels, that match `kernels @ weights` to 1.
 
@@ -155,13 +159,17 @@ def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tupl
     # A kernel of which no larger fraction is left beside those chosen, as at a point that comes twice, adds nothing
     least = 1e-9 * np.sum(np.square(kernels), axis=0)
     factor, steps = np.zeros((min(most, max(0, size // 2 - begun)), most)), np.zeros(most)
-    chosen = list[int]()
+    chosen, worst = list[int](), np.arange(0)
     while True:
         count = len(chosen)
         if error <= perhaps:
             found = solve_triangular(factor[:count, chosen], steps[:count])
-            if np.max(np.abs(rest - left[:, chosen] @ found)) <= 1.0:
-                return np.linalg.lstsq(basis, target - kernels[:, chosen] @ found, rcond=1e-12)[0], chosen, found
+            off = np.abs(rest[worst] - left[worst[:, None], chosen] @ found)
+            if np.all(off <= 1.0):  # where it was matched worst; and elsewhere?
+                off = np.abs(rest - left[:, chosen] @ found)
+                if np.all(off <= 1.0):
+                    return np.linalg.lstsq(basis, target - kernels[:, chosen] @ found, rcond=1e-12)[0], chosen, found
+                worst = np.argsort(off)[-WORST:]
         useful = squares > least
         if count == len(factor) or not useful.any():
             return np.zeros(begun), list(range(most)), weights
