@@ -45,7 +45,7 @@ def test_the_leading_eigenvectors_suffice(rng, dim, beta, lam):
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize(("dim", "beta", "lam"), [(1, 8.0, 0.3), (2, 5.0, 0.1), (2, 1.5, 0.3), (6, 10.0, 0.2)])
 def test_few_pivots_suffice_where_kernels_are_wide(rng, kind, dim, beta, lam):
-    """Also at points outside the simulations, and for groups of points."""
+    """To half a percent outside the simulations too, and for groups of points."""
     z, at = rng.normal(size=(400, dim)), 1.5 * rng.normal(size=(5, 3, dim))
     whole = EmbeddingWeights.fit(z, beta, 400 * lam)
     few = jax.tree.map(lambda leaf: np.asarray(leaf, kind), whole.trimmed())
@@ -54,7 +54,7 @@ def test_few_pivots_suffice_where_kernels_are_wide(rng, kind, dim, beta, lam):
     assert found.dtype == kind and found.shape == (5, 3, 400)
     found = found / found.sum(axis=-1, keepdims=True)
     exact = whole(at, np)
-    np.testing.assert_allclose(found, exact / exact.sum(axis=-1, keepdims=True), rtol=1e-3, atol=1e-3 / 400)
+    np.testing.assert_allclose(found, exact / exact.sum(axis=-1, keepdims=True), rtol=5e-3, atol=5e-3 / 400)
     # less exact by the eigenvalues below `NEGLIGIBLE`, which both leave out
     expected = np.array([[by_bordered_system(z, one, beta, 400 * lam) for one in group] for group in at])
     np.testing.assert_allclose(found, expected, rtol=0.1, atol=0.03 / 400)
@@ -70,31 +70,36 @@ def test_all_kernels_are_kept_where_pivots_would_be_many(rng):
 
 
 @pytest.mark.parametrize(("dim", "beta", "lam"), [(20, 5.0, 0.1), (20, 5.0, 0.02), (20, 2.0, 0.1), (3, 3.0, 0.1)])
-def test_points_at_random_suffice_in_many_dimensions(monkeypatch, dim, beta, lam):
+def test_points_at_random_suffice_in_many_dimensions(rng, monkeypatch, dim, beta, lam):
     """Where pivots would be most of the points, and the first few of them are not enough: no matrix of all pairs is
     formed."""
-    monkeypatch.setattr(weights, "AT_ONCE", 100)
-    monkeypatch.setattr(weights, "LANDMARKS", 8)
-    for seed in range(3):
-        z = np.random.default_rng(seed).normal(size=(1200, dim))
-        gram, ridge = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2), 1200 * lam
-        exact = gram @ np.linalg.inv(gram + ridge * np.eye(1200))
-        factor = weights._factor(z, beta, weights.NEGLIGIBLE * ridge)
-        assert factor.shape[1] < 1200
-        left = np.linalg.eigvalsh(gram - factor @ factor.T)
-        assert left[-1] < 1.1 * weights.NEGLIGIBLE * ridge and left[0] > -1e-6
-        basis = weights._basis(z, beta, ridge)
-        assert np.linalg.norm(basis @ basis.T - exact, 2) < 2.2 * weights.NEGLIGIBLE
+    for name, value in (("AT_ONCE", 100), ("LANDMARKS", 8), ("TOLD", 500)):
+        monkeypatch.setattr(weights, name, value)
+    z, gram, ridge, exact = embedded(rng, 600, dim, beta, lam)
+    factor = weights._factor(z, beta, weights.NEGLIGIBLE * ridge)
+    assert factor.shape[1] < 600
+    left = np.linalg.eigvalsh(gram - factor @ factor.T)
+    assert left[-1] < 1.1 * weights.NEGLIGIBLE * ridge and left[0] > -1e-6
+    assert largest(weights._basis(z, beta, ridge), exact) < 2.2 * weights.NEGLIGIBLE
 
 
-@pytest.mark.parametrize(("dim", "beta", "lam"), [(10, 1.5, 0.02), (5, 0.8, 0.02)])
-def test_a_product_sharpens_what_points_at_random_tell(monkeypatch, dim, beta, lam):
+@pytest.mark.parametrize(("dim", "beta", "lam"), [(10, 1.5, 0.04), (5, 0.8, 0.04)])
+def test_a_product_sharpens_what_points_at_random_tell(rng, monkeypatch, dim, beta, lam):
     """Where eigenvalues fall slowly: points at random would have to be all, of which many do not count."""
-    monkeypatch.setattr(weights, "AT_ONCE", 100)
-    for seed in range(3):
-        z = np.random.default_rng(seed).normal(size=(1600, dim))
-        gram, ridge = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2), 1600 * lam
-        exact = gram @ np.linalg.inv(gram + ridge * np.eye(1600))
-        assert weights._factor(z, beta, weights.NEGLIGIBLE * ridge).shape[1] < 800
-        basis = weights._basis(z, beta, ridge)
-        assert np.linalg.norm(basis @ basis.T - exact, 2) < 2.2 * weights.NEGLIGIBLE
+    for name, value in (("AT_ONCE", 100), ("TOLD", 500)):
+        monkeypatch.setattr(weights, name, value)
+    z, _, ridge, exact = embedded(rng, 800, dim, beta, lam)
+    assert weights._factor(z, beta, weights.NEGLIGIBLE * ridge).shape[1] < 600
+    assert largest(weights._basis(z, beta, ridge), exact) < 2.2 * weights.NEGLIGIBLE
+
+
+def embedded(rng, m, dim, beta, lam):
+    """Points, their Gram matrix `K`, the ridge, and `K (K + ridge I)^-1`."""
+    z, ridge = rng.normal(size=(m, dim)), m * lam
+    gram = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / beta**2)
+    return z, gram, ridge, np.linalg.solve(gram + ridge * np.eye(m), gram)
+
+
+def largest(basis, exact):
+    """The largest eigenvalue of the error of `U U'`."""
+    return np.abs(np.linalg.eigvalsh(basis @ basis.T - exact)).max()
