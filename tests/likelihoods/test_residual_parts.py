@@ -368,11 +368,14 @@ def test_starts_are_nearly_as_good_as_with_any_noise(rng):
     assert np.mean(worse) < 0.04
 
 
-def test_a_statistic_without_noise_is_known_to_a_thousandth(rng):
-    z = rng.normal(size=(300, 2))
-    x = 2.0 * z[:, :1] + 1.0
-    log_densities = kme.ResidualKernelMeans().fit(z, x).at_rows(x[:20]).log_densities(z[:20])
-    assert np.median(log_densities) > -np.log(2.0 * 1e-3 * np.sqrt(2.0 * np.pi))
+def test_a_statistic_without_noise_is_known_to_a_thousandth():
+    """Held-out simulations say a millionth, which rounding of the fitted function may exceed."""
+    for seed in range(6):
+        z = np.random.default_rng(seed).normal(size=(300, 2))
+        x = 2.0 * z[:, :1] + 1.0
+        surrogate = kme.ResidualKernelMeans().fit(z, x)
+        log_densities = surrogate.at_rows(x[:20]).log_densities(z[:20])
+        assert np.median(log_densities) > -np.log(2.0 * 1e-3 * np.sqrt(2.0 * np.pi))
 
 
 def test_transformations_are_scored_by_hand_and_the_better_half_is_kept(rng):

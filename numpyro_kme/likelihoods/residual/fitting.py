@@ -20,6 +20,9 @@ location can be known to follows from the scale, and the least scale from that."
 NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
 
+ROUNDED = 1.25
+"""Residual standard deviations that a location is off by at its own simulations, which can only be rounding."""
+
 
 class Fits(NamedTuple):
     """Some statistics as they are fitted: what is kept, and small enough to travel between processes.
@@ -64,15 +67,13 @@ def fit_statistics(form: Any, at: Inputs, rows: np.ndarray, x: np.ndarray, locat
     log_scale = scale.offset + np.log(rest)
     size = np.exp(log_scale[:, None] + scale.fitted - scale.offset[:, None])
     log_scales = scale.last or found.again(np.zeros(x.shape))
-    functions = (
-        RidgeFunctions.of(found, np.zeros(len(x)), NEGLIGIBLE * size),
-        RidgeFunctions.of(log_scales, log_scale, np.full(x.shape, NEGLIGIBLE)),
-    )
+    of_location = RidgeFunctions.of(found, np.zeros(len(x)), NEGLIGIBLE * size)
+    residuals, log_scale = _above_rounding(location, of_location, at, x, size, residuals / rest[:, None], log_scale)
     return Fits(
         location,
-        functions,
+        (of_location, RidgeFunctions.of(log_scales, log_scale, np.full(x.shape, NEGLIGIBLE))),
         LocationErrors.of(found, at.inducing_points, seed),
-        residuals / rest[:, None],
+        residuals,
         -np.log(plain),
         np.log(plain / rest) - np.mean(scale.held_out, axis=1),
     )
@@ -115,6 +116,16 @@ def _unknown(location: Location, found: Regression, size: np.ndarray) -> np.ndar
     variance = found.held_out.variance - np.square(found.held_out.ridge.root)
     noise = np.exp(2.0 * np.asarray(location.smoothness.noise))[:, None] * size
     return np.sqrt(np.maximum(variance / noise, 1.0))
+
+
+def _above_rounding(location, function: RidgeFunctions, at: Inputs, x, size, residuals, log_scale):
+    """Residuals `(n, m)` and log scales `(n,)`, or, of a statistic with so little noise that the rounded `function` is
+    off by more than what held-out simulations say, those of the function as it is."""
+    found = (location.target(x) - function.on_host(at.z).T) / size
+    off = winsorised_rms(found)
+    rounded = off > ROUNDED
+    residuals = np.where(rounded[:, None], found / off[:, None], residuals)
+    return residuals, np.where(rounded, log_scale + np.log(off), log_scale)
 
 
 def _settled(size, before) -> np.ndarray:

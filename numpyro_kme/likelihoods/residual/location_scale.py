@@ -74,8 +74,11 @@ class Location:
 
     def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
         """Regress the transformed statistics `(..., m)` on the coordinates."""
-        target, _ = standardised(self.transformed(x))
-        return self.smoothness.regress(at, noise, target)
+        return self.smoothness.regress(at, noise, self.target(x))
+
+    def target(self, x: np.ndarray) -> np.ndarray:
+        """What is regressed, of statistics `(..., m)`."""
+        return standardised(self.transformed(x))[0]
 
     def transformed(self, x: np.ndarray) -> np.ndarray:
         """Statistics `(..., m)` after the marginal transformations, `arcsinh((x - centre) / width)`."""
