@@ -376,6 +376,20 @@ def test_a_statistic_without_noise_is_known_to_a_thousandth():
         surrogate = kme.ResidualKernelMeans().fit(z, x)
         log_densities = surrogate.at_rows(x[:20]).log_densities(z[:20])
         assert np.median(log_densities) > -np.log(2.0 * 1e-3 * np.sqrt(2.0 * np.pi))
+        standardised = surrogate.standardised(surrogate._at(x, np).standard, z, np).residuals
+        assert 0.3 < np.sqrt(np.mean(np.square(standardised))) < 2.0  # neither narrower than it is off, nor wider
+
+
+def test_a_scale_is_not_below_what_the_function_is_off_by(rng):
+    """A function that is 0 is off by the sd of the statistic: three times what is said of one, 0.8 of the other."""
+    at, x = everywhere(rng.normal(size=(500, 2))), rng.uniform(-1.0, 1.0, size=(2, 500))
+    nothing = RidgeFunctions(np.zeros(2), np.zeros((2, 4)), np.zeros((1, 2)), np.ones((1, 2)), np.zeros((2, 1)))
+    location = Location(None, np.zeros(2), np.full(2, np.log(ls.UNCHANGED)))
+    size, residuals = np.repeat([[1.0 / 3.0], [1.25]], 500, axis=1), rng.normal(size=(2, 500))
+    found, log_scale = fitting._above_rounding(location, nothing, at, x, size, residuals, np.array([-1.0, -2.0]))
+    np.testing.assert_allclose(log_scale, [-1.0 + np.log(3.0), -2.0], rtol=1e-6)
+    np.testing.assert_allclose(found[0], (x[0] - x[0].mean()) / x[0].std(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(found[1], residuals[1])
 
 
 def test_transformations_are_scored_by_hand_and_the_better_half_is_kept(rng):

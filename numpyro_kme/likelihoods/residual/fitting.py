@@ -21,7 +21,7 @@ NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
 
 ROUNDED = 1.25
-"""Residual standard deviations that a location is off by at its own simulations, which can only be rounding."""
+"""A location that is off at its own simulations by more residual standard deviations than this is off by rounding."""
 
 
 class Fits(NamedTuple):
@@ -119,8 +119,8 @@ def _unknown(location: Location, found: Regression, size: np.ndarray) -> np.ndar
 
 
 def _above_rounding(location, function: RidgeFunctions, at: Inputs, x, size, residuals, log_scale):
-    """Residuals `(n, m)` and log scales `(n,)`, or, of a statistic with so little noise that the rounded `function` is
-    off by more than what held-out simulations say, those of the function as it is."""
+    """Residuals `(n, m)`, of rms 1, and log scales `(n,)`, as held-out simulations say; or, of a statistic with so
+    little noise that the rounded `function` is off by more than `size`, `(n, m)`, those of the function as it is."""
     found = (location.target(x) - function.on_host(at.z).T) / size
     off = winsorised_rms(found)
     rounded = off > ROUNDED
