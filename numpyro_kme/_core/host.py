@@ -120,6 +120,21 @@ def in_precision(run: Callable[[], Found], x64: bool) -> Found:
         return pool.submit(copy_context().run, switched).result()
 
 
+def full_precision(function: Callable[Given, Found]) -> Callable[Given, Found]:
+    """`function` with products of float32 matrices in float32; a decorator.
+
+    On GPUs and TPUs JAX rounds their factors to 11 or 8 bits unless it is told, which put a learnt log density of
+    twenty statistics off by nats. It is told where a function is traced. On CPUs nothing changes, not a bit.
+    """
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Found:
+        with jax.default_matmul_precision("highest"):
+            return function(*args, **kwargs)
+
+    return call
+
+
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray | jax.Array) and not checks.is_key(leaf)
 

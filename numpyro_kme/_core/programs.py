@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.contexts import setting
-from numpyro_kme._core.host import to_host
+from numpyro_kme._core.host import full_precision, to_host
 from numpyro_kme._core.progress import compiling
 
 KEPT = 8
@@ -53,7 +53,7 @@ class Program:
 
     def __init__(self, function: Callable, *, thorough: bool = False):
         self._options = {} if thorough else LIGHT
-        self._function = jax.jit(function, compiler_options=self._options)
+        self._function = jax.jit(full_precision(function), compiler_options=self._options)
         self._compiled: dict[tuple, Callable] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -99,7 +99,7 @@ def jitted(function: Callable, **settings: Any) -> Callable:
             stack.enter_context(compiling())
         return function(*args, **kwargs)
 
-    compiled = jax.jit(traced, **settings)
+    compiled = jax.jit(full_precision(traced), **settings)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 KERNEL = "a kernel, such as Gaussian(length_scale)"
@@ -76,6 +76,7 @@ def mmd_test(
 
 
 @jax.jit
+@full_precision
 def _mmds(kernel, joint, first, keys):
     gram = kernel.gram(joint)
     gram = gram - jnp.diag(jnp.diagonal(gram))
@@ -130,6 +131,7 @@ def hsic_test(
 
 
 @jax.jit
+@full_precision
 def _hsics(kernel_x, x, kernel_y, y, keys):
     centred, gram = _centred(kernel_x.gram(x)), kernel_y.gram(y)
 

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from scipy.linalg import cho_solve
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme.kernels import by_numpy, gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
@@ -76,6 +76,7 @@ class MeanEmbedding:
         checks.v_statistic("The squared distance", norms - cross, jnp.abs(norms) + jnp.abs(cross))
         return norms - cross
 
+    @full_precision
     def expectation(self, values: ArrayLike) -> jax.Array:
         """Expectation `sum_i w_i f(x_i)`, of shape `event`, from values `f(x_i)`, `(n, *event)`.
 

@@ -23,7 +23,7 @@ from scipy import special
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.host import full_precision, numpy_rng
 from numpyro_kme.embeddings.weighted_points import Measure, Points
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.gram import one_per_dimension, squared_distances
@@ -90,6 +90,7 @@ class NormalMixture(Measure):
         """Whether all `kernels` are Gaussian."""
         return all(isinstance(kernel, Gaussian) for kernel in kernels)
 
+    @full_precision
     def as_points(self) -> Points:
         """`num_points` quasi-random draws (scrambled Sobol points, always the same), stratified by component."""
         log_weights, means, covariances = self.components()
@@ -98,6 +99,7 @@ class NormalMixture(Measure):
         draws = means[:, None, :] + jnp.einsum("tj,kij->kti", noise, jnp.linalg.cholesky(covariances))
         return Points(draws.reshape(-1, self.dim), jnp.repeat(jnp.exp(log_weights) / each, each))
 
+    @full_precision
     def tilt(self, kernel: Kernel, a: ArrayLike) -> Tilted:
         """The measures `k(a_i, t) p(dt)` for a Gaussian kernel, by completing the square in each component."""
         if not isinstance(kernel, Gaussian):
@@ -159,6 +161,7 @@ class NormalMixture(Measure):
 
         return jnp.sum(jax.vmap(against)(log_weights, means, covariances))
 
+    @full_precision
     def moments(self):
         """Mean and covariance of the mixture."""
         log_weights, means, covariances = self.components()
@@ -194,6 +197,7 @@ class NormalMixture(Measure):
         weights, means, covariances = (np.asarray(a, np.float64) for a in (self.weights, self.means, self.covariances))
         return weights / weights.sum(), means, covariances
 
+    @full_precision
     def log_density(self, t):
         """`log sum_k w_k N(t | m_k, S_k)`."""
         log_weights, means, covariances = self.components()

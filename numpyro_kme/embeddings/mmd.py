@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import full_precision
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.gram import ExpProduct, factors
@@ -69,6 +70,7 @@ def squared_mmd(
 
 
 @jax.jit(static_argnames="unbiased")
+@full_precision
 def _squared_mmd(kernel, x, y, v, w, unbiased):
     scalars = jnp.shape(x)[1:] == (1,)  # their differences are cheaper than a product
     if scalars or not isinstance(kernel, Gaussian):
@@ -213,17 +215,20 @@ class Fourier(Estimator):
         frequencies = noise / gram.one_per_dimension(kernel.length_scale, dim)
         return cls(frequencies, jax.random.uniform(of_phase, (num_features,), maxval=2.0 * jnp.pi))
 
+    @full_precision
     def features(self, x: ArrayLike) -> jax.Array:
         """Features `(n, F)`."""
         frequencies, phases = jnp.asarray(self.frequencies), jnp.asarray(self.phases)
         return jnp.sqrt(2.0 / len(phases)) * jnp.cos(jnp.asarray(x) @ frequencies.T + phases[None])
 
+    @full_precision
     def __call__(self, x, y):
         """The estimate."""
         _check_samples(x, y, jnp.shape(self.frequencies)[1])
         of_x, of_y = self.features(x), self.features(y)
         return _between_pairs(of_x) + _between_pairs(of_y) - 2.0 * jnp.mean(of_x, axis=0) @ jnp.mean(of_y, axis=0)
 
+    @full_precision
     def similarity(self, x, y):
         """The inner product of mean features, with the error of random features, about `F^-1/2`."""
         return jnp.mean(self.features(x), axis=0) @ jnp.mean(self.features(y), axis=0)

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.host import full_precision, numpy_rng
 from numpyro_kme.kernels.base import Kernel, register
 
 
@@ -102,11 +102,13 @@ class Points(Measure):
         """Always true: finite sums are exact for this measure."""
         return True
 
+    @full_precision
     def mean_embedding(self, kernel, a):
         """`sum_t weights_t k(a_i, points_t)`."""
         checks.sound("a", a)
         return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities
 
+    @full_precision
     def product_embedding(self, kernel_a, a, kernel_b, b):
         """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
         points = jnp.asarray(self.points)
@@ -114,10 +116,12 @@ class Points(Measure):
             points, jnp.asarray(b)
         )
 
+    @full_precision
     def squared_norm(self, kernel):
         """`sum_st weights_s weights_t k(points_s, points_t)`."""
         return self.probabilities @ self.mean_embedding(kernel, self.points)
 
+    @full_precision
     def moments(self):
         """Weighted mean and covariance."""
         points = jnp.asarray(self.points)

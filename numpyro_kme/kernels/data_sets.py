@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, check_fields, num_points, register
 from numpyro_kme.kernels.length_scales import SETS, LengthScaleRule, MedianHeuristic, RuleOfDistances, median_of_pairs
@@ -107,6 +107,7 @@ def _cross_terms(inner, x_rows, x_weights, y_rows, y_weights):
     return jax.lax.map(jax.checkpoint(lambda one: _against(inner, *one, y_rows, y_weights)), (x_rows, x_weights))
 
 
+@full_precision
 def _against(inner, rows, weights, y_rows, y_weights):
     witness = gram.matvec(inner, y_rows.reshape(-1, y_rows.shape[-1]), rows, weights)
     return jnp.sum(y_weights * witness.reshape(y_weights.shape), axis=1)

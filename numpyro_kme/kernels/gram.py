@@ -11,6 +11,7 @@ from numpy.polynomial import chebyshev
 from scipy.special import iv
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import full_precision
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 
 TILE = 256
@@ -172,6 +173,7 @@ def split(points: PointSet, size: int) -> PointSet:
 
 
 @jax.jit
+@full_precision
 def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: jax.Array) -> jax.Array:
     """Product `sum_j k(x_i, y_j) v_j`, `(n,)` or `(n, columns)`, in blocks of rows."""
     n, m = num_points(x), num_points(y)
@@ -184,6 +186,7 @@ def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: jax.Array) -> jax.
 
 
 @jax.jit
+@full_precision
 def weighted_sum(kernel: Kernel, x: PointSet, v: jax.Array, y: PointSet, w: jax.Array) -> jax.Array:
     """Scalar `sum_ij v_i w_j k(x_i, y_j)`."""
     if max(num_points(x), num_points(y)) <= TILE:
@@ -195,6 +198,7 @@ def weighted_sum(kernel: Kernel, x: PointSet, v: jax.Array, y: PointSet, w: jax.
 
 
 @jax.jit
+@full_precision
 def weighted_self_sum(kernel: Kernel, x: PointSet, w: jax.Array) -> jax.Array:
     """Scalar `sum_ij w_i w_j k(x_i, x_j)` of a symmetric kernel, from the tiles on and above the diagonal."""
     if num_points(x) <= TILE:

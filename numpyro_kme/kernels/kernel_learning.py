@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
 from numpyro_kme.kernels.stationary import Gaussian
@@ -46,6 +46,7 @@ def smoothed_kernel(x: ArrayLike, y: ArrayLike, length_scale: ArrayLike, reach: 
     return jnp.exp(log_scale - apart / (4.0 * square) - middle / (square + 2.0 * far))
 
 
+@full_precision
 def log_pseudo_likelihood(
     x: ArrayLike, landmarks: ArrayLike, length_scale: ArrayLike, noise: ArrayLike, reach: ArrayLike
 ) -> jax.Array:

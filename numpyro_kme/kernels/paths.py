@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme.kernels.base import Kernel, check_fields, num_points, pairwise, register
 from numpyro_kme.kernels.gram import squared_distances
 from numpyro_kme.kernels.length_scales import RuleOfDistances, median_of_pairs
@@ -102,6 +102,7 @@ class GaussianProcessPath(Kernel):
 
 
 @jax.jit
+@full_precision
 def _log_density(kernel, t, y, s, x):
     """Matrix `log N(y_i | A x_j, C)` for one pair of grids, `y` `(n, T)` and `x` `(m, S)`."""
     h, variance = kernel.coordinate_kernel, jnp.square(kernel.noise)
@@ -116,6 +117,7 @@ def _log_density(kernel, t, y, s, x):
 
 
 @jax.jit
+@full_precision
 def _log_density_of_part(kernel, a, b):
     """Log density of one path given another, `(places, values, seen)` each: what was not seen has the covariance 1 with
     itself and 0 with all else, and the value 0."""
@@ -220,6 +222,7 @@ class Signature(Kernel):
         return jnp.ones(num_points(x), jnp.result_type(x))
 
 
+@full_precision
 def _inner_products(level: int, a: jax.Array, b: jax.Array) -> jax.Array:
     """`<S(x), S(y)>` of increments `(T, dim)` and `(U, dim)`: for each level a product, and two cumulated sums."""
     increments = a @ b.T

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
@@ -107,6 +107,7 @@ class LikelihoodAt(abc.ABC):
         """The same with the parts in which nothing cancels in float32, for samplers that only compare values."""
         return self
 
+    @full_precision
     def log_mean(self, measure: Measure) -> SignedLog:
         """Sign and log absolute value of `int q(y | z) p(dz)` for a measure `p`.
 

@@ -16,7 +16,7 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat, solves
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import in_jax_types
+from numpyro_kme._core.host import full_precision, in_jax_types
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import Saved
@@ -290,6 +290,7 @@ class KernelMeansLikelihood(Distribution):
 
 
 @partial(jax.jit, static_argnums=0)
+@full_precision
 def _evaluate(method, prepared, coordinates, arguments):
     """One program for what would be a hundred small ones."""
 

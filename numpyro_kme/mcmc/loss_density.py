@@ -12,7 +12,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.host import full_precision, in_present_precision, on_host
 from numpyro_kme.losses.base import Loss, WeightedObjective
 from numpyro_kme.losses.generator import Generator, QuadratureNodes
 from numpyro_kme.mcmc.noise import NoiseForm
@@ -93,6 +93,7 @@ class Bound:
         objective, weights = loss.objective(data, generator), jnp.full(len(value), 1.0 / len(value))
         return cls(objective, objective.reduce(weights), objective.offsets(weights[None])[0], len(value))
 
+    @full_precision
     def values(self, arguments: jax.Array, nodes: QuadratureNodes) -> jax.Array:
         """Losses at one point, `(sets,)`."""
         return self.offset + jax.vmap(lambda one: self.objective.value(self.reduced, arguments, one))(nodes)
@@ -105,6 +106,7 @@ def smooth_values(bound: Bound, nodes: QuadratureNodes, arguments: jax.Array) ->
 
 
 @smooth_values.defjvp
+@full_precision
 def _(primals, tangents):
     bound, nodes, arguments = primals
     value, slope = jax.vmap(lambda one: bound.objective.slope(bound.reduced, arguments, one))(nodes)

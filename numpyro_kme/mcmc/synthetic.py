@@ -13,7 +13,7 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import constants, on_host
+from numpyro_kme._core.host import constants, full_precision, on_host
 from numpyro_kme.mcmc.noise import even_noise
 from numpyro_kme.models.simulator import Simulator
 
@@ -104,6 +104,7 @@ class SyntheticLikelihood(Distribution):
         """Simulations themselves, not draws of the normal distribution."""
         return self.simulator.sample(key, sample_shape)
 
+    @full_precision
     def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
         """Log density of the normal distribution with the moments of the simulations, over the leading axes."""
         checks.sound("value", value)

@@ -115,7 +115,7 @@ def test_conditional_embedding_in_a_float32_session(fitted):
         weights = low.weights(theta)
     assert estimate.dtype == weights.dtype == jnp.float32
     np.testing.assert_allclose(estimate, expected, atol=1e-4)
-    np.testing.assert_allclose(weights @ values, expected, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(weights) @ values, expected, atol=1e-4)
 
 
 def test_bad_conditional_embeddings(fitted):

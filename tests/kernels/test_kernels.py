@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from precision import rounded_products
 from scipy.integrate import quad
 from scipy.special import gamma, kv
 from scipy.stats import multivariate_normal
@@ -454,6 +455,14 @@ def test_float32(row):
         found = np.asarray(gram(*low))
     tolerance = 2e-3 if row.name == "GaussianProcessPath" else 2e-5
     np.testing.assert_allclose(found, values["gram"], rtol=tolerance, atol=tolerance)
+
+
+@rows(slow=())
+def test_no_product_is_rounded_on_a_gpu(row):
+    _, x, y, _ = case(row.name)
+    with jax.enable_x64(False):
+        low = row.make(0.9), *jax.tree.map(np.float32, (x, y))
+    assert not rounded_products(functools.partial(evaluate.__wrapped__, logarithms=row.positive), *low)
 
 
 @rows(lambda row: row.learnt)

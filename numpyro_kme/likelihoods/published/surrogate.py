@@ -12,7 +12,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.host import full_precision, in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
@@ -67,6 +67,7 @@ class KernelMeansAt(LikelihoodAt):
         """The weighted sum of kernels that `q(y | .)` is."""
         return self.terms
 
+    @full_precision
     def signed_log(self, z):
         """Sign and log absolute value at one point `(D,)`; nothing underflows, however far the point."""
         terms = self.terms
@@ -74,6 +75,7 @@ class KernelMeansAt(LikelihoodAt):
         largest = jax.lax.stop_gradient(jnp.max(log_kernel))
         return to_signed_log(jnp.asarray(terms.weights) @ jnp.exp(log_kernel - largest), largest + terms.log_scale)
 
+    @full_precision
     def log_density(self, z):
         r"""`log (q + sqrt(q^2 + c^2)) / 2`, with a floor `c(z)` that falls off around the simulations like `y`.
 
@@ -232,6 +234,7 @@ class KernelMeansSurrogate(Surrogate):
         """Inverse squared length scales of the coordinates, `(D,)`."""
         return np.broadcast_to(1.0 / np.square(self.hyper.parameter_kernel.length_scale), self.dim)
 
+    @full_precision
     def variance(self, z: ArrayLike) -> jax.Array:
         r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude.
 

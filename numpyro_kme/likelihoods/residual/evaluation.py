@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_kme._core.host import full_precision
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt
 from numpyro_kme.samplers.importance import PositiveLikelihood
@@ -25,11 +26,13 @@ class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
 
     surrogate: "ResidualSurrogate"
 
+    @full_precision
     def signed_log(self, z):
         """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
         value = self.log_density(z)
         return jnp.ones_like(value), value
 
+    @full_precision
     def log_density(self, z):
         """`log q(y | z)` at one point `(D,)`, smooth."""
         return self._log_density(jnp.asarray(z), jnp)

@@ -1,0 +1,133 @@
+"""No product of float32 matrices is rounded on a GPU, at any door through which users evaluate in float32.
+
+GPUs round factors to 11 bits and TPUs to 8 unless JAX is told: a learnt log density was off by nats on one. CPUs do
+not, so that what JAX was told is what is tested.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.util import log_density
+from precision import rounded_products
+
+import numpyro_kme as kme
+from numpyro_kme import embeddings, kernels, losses
+from numpyro_kme._core.host import full_precision
+from numpyro_kme._core.programs import Program, jitted
+from numpyro_kme.embeddings.measures import NormalMixture
+from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic
+from numpyro_kme.embeddings.weighted_points import Points
+from numpyro_kme.kernels import gram
+from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
+from numpyro_kme.mcmc.handlers import generalized_bayes, surrogate
+
+KEY, GAUSSIAN = jax.random.key(0), kernels.Gaussian(1.0)
+RNG = np.random.default_rng(0)
+X, Y = (RNG.normal(size=(12, 2)).astype(np.float32) for _ in range(2))
+WEIGHTS = np.full(12, 1 / 12, np.float32)
+MIXTURE = np.array([0.5, 0.5], np.float32), X[:2], np.stack([np.eye(2, dtype=np.float32)] * 2)
+
+
+def model(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", kme.Simulator(lambda key, t: t + jax.random.normal(key, (2,)), theta), obs=x)
+
+
+def several(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("n", 12):
+        numpyro.sample("x", kme.Simulator(lambda key, t: t + jax.random.normal(key, (2,)), theta), obs=x)
+
+
+def of_embedding(x):
+    found = embeddings.MeanEmbedding(GAUSSIAN, x, WEIGHTS)
+    return found(Y), found.squared_norm(), found.inner(found), found.expectation(Y)
+
+
+def of_measure(measure):
+    energy = kernels.Laplace(1.0)
+    both = [measure.mean_embedding(k, Y) for k in (GAUSSIAN, energy)], measure.product_embedding(GAUSSIAN, X, energy, Y)
+    return both, measure.squared_norm(GAUSSIAN), measure.squared_norm(energy), measure.moments()
+
+
+FORMS = {"residual": kme.ResidualKernelMeans(), "published": kme.KernelMeans()}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def learnt(request):
+    z = RNG.normal(size=(100, 2))
+    return kme.fit_likelihood(z, z + RNG.normal(size=(100, 2)), form=FORMS[request.param])
+
+
+DOORS = {
+    "matrix times vector": lambda x: gram.matvec(GAUSSIAN, x, jnp.asarray(Y), jnp.asarray(WEIGHTS)),
+    "squared MMD": lambda x: embeddings.squared_mmd(GAUSSIAN, x, Y),
+    "weighted squared MMD": lambda x: embeddings.squared_mmd(GAUSSIAN, x, Y, x_weights=WEIGHTS, unbiased=False),
+    "mean embedding": of_embedding,
+    "points": lambda x: of_measure(Points(x, WEIGHTS)),
+    "Quadratic": lambda x: (Quadratic(GAUSSIAN)(x, Y), Quadratic(GAUSSIAN).similarity(x, Y)),
+    "LinearTime": lambda x: (LinearTime(GAUSSIAN)(x, Y), LinearTime(GAUSSIAN).similarity(x, Y)),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_embeddings_and_losses(door):
+    function = DOORS[door]
+    assert not rounded_products(function, X)
+    total = lambda x: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(function(x)))  # noqa: E731
+    assert not rounded_products(jax.grad(jax.jit(total)), X)
+
+
+def test_the_mixture_of_normals():
+    assert not rounded_products(lambda *given: of_measure(NormalMixture(*given, num_points=64)), *MIXTURE)
+    density = lambda *given: NormalMixture(*given).log_density(X[0])  # noqa: E731
+    assert not rounded_products(jax.grad(jax.jit(density)), *MIXTURE)
+
+
+def test_random_features():
+    fourier = Fourier.draw(KEY, GAUSSIAN, 2)
+    assert not rounded_products(lambda x: (fourier(x, Y), fourier.similarity(x, Y), fourier.features(x)), X)
+
+
+def test_a_learnt_likelihood(learnt):
+    likelihood = learnt.at(X[0])
+    for function in (likelihood.log_density, lambda z: likelihood.signed_log(z)[1]):
+        assert not rounded_products(jax.grad(jax.jit(function)), X[1])
+    over = jax.vmap(lambda theta: kme.KernelMeansLikelihood(learnt, theta).log_prob(X[0]))
+    assert not rounded_products(over, X)
+
+
+def test_a_model_with_a_learnt_likelihood(learnt):
+    with_density = surrogate(model, {"x": learnt})
+    density = lambda theta: log_density(with_density, (), {"x": X[0]}, {"theta": theta})[0]  # noqa: E731
+    assert not rounded_products(jax.grad(jax.jit(density)), X[1])
+
+
+@pytest.mark.parametrize("noise", [kme.CommonNoise, kme.LatentNoise])
+def test_a_model_with_a_loss(noise):
+    with_loss = generalized_bayes(several, losses.MMD(), weight=1.0, noise=noise(16))
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(with_loss, KEY)).get_trace(X)
+    latent = {n: s["value"] for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    density = lambda given: log_density(with_loss, (X,), {}, given)[0]  # noqa: E731
+    assert not rounded_products(jax.grad(jax.jit(density)), latent)
+
+
+def test_a_synthetic_likelihood():
+    drawn = lambda key, t: t + jax.random.normal(key, (2,))  # noqa: E731
+    density = lambda t: kme.SyntheticLikelihood(drawn, t, num_simulations=20, rng_key=KEY).log_prob(X[0])  # noqa: E731
+    assert not rounded_products(jax.grad(jax.jit(density)), X[1])
+
+
+def test_bayesian_kernel_learning():
+    density = lambda length: log_pseudo_likelihood(X, X[:5], length, 0.3, 1.0)  # noqa: E731
+    assert not rounded_products(jax.grad(jax.jit(density)), 1.0)
+
+
+def test_programs_of_engines():
+    product = lambda x: x @ x.T  # noqa: E731
+    assert rounded_products(product, X)
+    for made in (full_precision(product), jitted(product), Program(product, thorough=True)._function):
+        assert not rounded_products(made, X)
