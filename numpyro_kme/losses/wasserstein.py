@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import frozen
+from numpyro_kme._core.host import full_precision
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.generator import vectors
 
@@ -43,6 +44,7 @@ class Wasserstein(Loss):
             _import_pot()
         return bound
 
+    @full_precision
     def value(self, x, w, y, v):
         """The p-th power of the distance."""
         x, y = vectors(x), vectors(y)

@@ -73,6 +73,11 @@ DOORS = {
 }
 
 
+def test_transport():
+    density = lambda y: losses.Wasserstein().value(jnp.asarray(X[:, :1]), jnp.asarray(WEIGHTS), y, jnp.asarray(WEIGHTS))  # noqa: E731
+    assert not rounded_products(jax.grad(jax.jit(density)), jnp.asarray(Y[:, :1]))
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_embeddings_and_losses(door):
     function = DOORS[door]
@@ -96,6 +101,7 @@ def test_a_learnt_likelihood(learnt):
     likelihood = learnt.at(X[0])
     for function in (likelihood.log_density, lambda z: likelihood.signed_log(z)[1]):
         assert not rounded_products(jax.grad(jax.jit(function)), X[1])
+    assert not rounded_products(lambda y, z: learnt.at(y).log_density(z), X[0], X[1])
     over = jax.vmap(lambda theta: kme.KernelMeansLikelihood(learnt, theta).log_prob(X[0]))
     assert not rounded_products(over, X)
 

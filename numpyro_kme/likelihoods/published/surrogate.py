@@ -184,6 +184,7 @@ class KernelMeansSurrogate(Surrogate):
         summary = summarise(*held_out_sample(hyper, self.z, data))
         return replace(self, data=data, hyper=hyper, transform=transform, summary=summary)
 
+    @full_precision
     def _at(self, y) -> KernelMeansAt:
         log_kappa = self._log_kappa(y)
         solved = self.solution.solve(self.hyper, self.z, jnp.exp(log_kappa - jnp.max(log_kappa)))
