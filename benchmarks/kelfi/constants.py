@@ -1,12 +1,13 @@
 """What the numbers that tune the default form are worth: each halved and doubled, on ten problems of known density.
 
-    python -m benchmarks constants [--size 300] [--only weights.NEGLIGIBLE ...] [--rows FILE]
+    python -m benchmarks constants [--size 300] [--problems NAME ...] [--only weights.NEGLIGIBLE ...] [--rows FILE]
 
 Every number at the top of a module of `likelihoods/residual`, and the one by which searches end, is halved and doubled
 alone; entries of dictionaries one by one. The gap is the mean of `log p(x | theta) - log q(x | theta)` over 2,000 fresh
 simulations, in nats, as in `budgets`; its change is told in the mean over the ten problems of `helpers/problems.py`,
 and where it is largest: a positive one is worse. What modules compute of a number when they are read stays as it was.
-Takes an hour and a half.
+Another size
+than 300 has a table of its own. Takes an hour and a half.
 """
 
 import ast
@@ -81,16 +82,16 @@ def changed(places, factor):
     return lambda: [namespace.__setitem__(key, before) for namespace, key in places]
 
 
-def gaps(size, rows, label):
+def gaps(size, rows, label, problems):
     """Gap and CPU seconds of each problem, or the error that a fit ends with; finished ones are kept under a label."""
-    for name in PROBLEMS:
+    for name in problems:
         if not rows.has(label=label, size=size, problem=name):
             try:
                 found = one(name, size, 0)
             except (ArithmeticError, ValueError, np.linalg.LinAlgError) as error:
                 found = {"fails": f"{type(error).__name__}: {error}"}
             rows.add(label=label, size=size, problem=name, **found)
-    return {row["problem"]: row for row in rows.of(label=label, size=size)}
+    return {name: rows.of(label=label, size=size, problem=name)[0] for name in problems}
 
 
 def line(name, value, usual, by_factor):
@@ -115,23 +116,23 @@ def main():
     places = numbers()
     parser.add_argument("--size", type=int, default=300)
     parser.add_argument("--only", nargs="+", choices=places, default=list(places), metavar="MODULE.NAME")
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     os.environ["NUMPYRO_KME_WORKERS"] = "0"  # other processes have the numbers as they are
     one("four modes", options.size, 0)  # warms up
-    usual = gaps(options.size, options.rows, "as it is")
+    usual = gaps(options.size, options.rows, "as it is", options.problems)
     lines = []
     for name in options.only:
         found = {}
         for word, factor in FACTORS.items():
             undo = changed(places[name], factor)
-            found[word] = gaps(options.size, options.rows, f"{name} {word}")
+            found[word] = gaps(options.size, options.rows, f"{name} {word}", options.problems)
             undo()
         namespace, key = places[name][0]
         lines.append(line(name, namespace[key], usual, found))
     columns = [f"{word}{what}" for word in FACTORS for what in (", mean change", ", most", ", CPU seconds")]
     total = np.mean([row["mean"] for row in usual.values()])
     heading = f"Change of the gap in nats at {options.size} simulations; as it is it is {total:.3f} in the mean"
-    report.save(
-        "constants", "Numbers of the default form", [(heading, report.table(["number", "is", *columns], lines))]
-    )
+    name = "constants" if options.size == 300 else f"constants_{options.size}"
+    report.save(name, "Numbers of the default form", [(heading, report.table(["number", "is", *columns], lines))])
