@@ -18,6 +18,7 @@ from jax.scipy.special import betainc, erf, erfc, erfinv, gammainc, gammaincc, g
 from numpyro.distributions import biject_to, constraints, transforms, truncated
 
 from numpyro_kme._core import compat
+from numpyro_kme._core.host import full_precision
 
 Tails = tuple[jax.Array, jax.Array]
 
@@ -87,6 +88,7 @@ def _(fn, value):
 
 @from_normal.register(dist.MultivariateNormal)
 @from_normal.register(dist.LowRankMultivariateNormal)
+@full_precision
 def _(fn, z):
     return fn.loc + jnp.squeeze(_factor(fn) @ z[..., None], -1)
 

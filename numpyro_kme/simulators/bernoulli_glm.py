@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from numpyro_kme._core.host import full_precision
 from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("offset", *(f"weight of lag {lag}" for lag in range(9)))
@@ -31,6 +32,7 @@ def design():
     return np.column_stack([np.ones(BINS), *(np.r_[np.zeros(lag), stimulus[: BINS - lag]] for lag in range(9))])
 
 
+@full_precision
 def spikes(rng_key, theta):
     """Sums of the rows of the design in which the neuron fires, `(10,)`, at `theta` `(10,)`."""
     return jax.random.bernoulli(rng_key, jax.nn.sigmoid(design() @ theta)).astype(theta.dtype) @ design()

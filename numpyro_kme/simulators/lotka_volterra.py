@@ -17,6 +17,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from numpyro_kme._core.host import full_precision
 from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("log theta_1", "log theta_2", "log theta_3", "log theta_4")
@@ -100,6 +101,7 @@ def lotka_volterra(rng_key, log_theta, *, times=TIMES, start=START, max_reaction
     return jnp.where(run[2] == len(times), run[5], jnp.nan)
 
 
+@full_precision
 def statistics(series):
     """Nine statistics, `(9,)`, of a series `(n, 2)`, as in `STATISTICS`; correlations of a constant are 0."""
     n = series.shape[0]
