@@ -75,17 +75,18 @@ DOORS = {
 }
 
 
-def test_transport():
-    density = lambda y: losses.Wasserstein().value(jnp.asarray(X[:, :1]), jnp.asarray(WEIGHTS), y, jnp.asarray(WEIGHTS))  # noqa: E731
-    assert not rounded_products(jax.grad(jax.jit(density)), jnp.asarray(Y[:, :1]))
-
-
 @pytest.mark.parametrize("door", DOORS)
 def test_embeddings_and_losses(door):
     function = DOORS[door]
     assert not rounded_products(function, X)
     total = lambda x: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(function(x)))  # noqa: E731
     assert not rounded_products(jax.grad(jax.jit(total)), X)
+
+
+def test_transport():
+    x, y, weights = (jnp.asarray(a) for a in (X[:, :1], Y[:, :1], WEIGHTS))
+    cost = lambda moved: losses.Wasserstein().value(x, weights, moved, weights)  # noqa: E731
+    assert not rounded_products(jax.grad(jax.jit(cost)), y)
 
 
 def test_the_mixture_of_normals():
