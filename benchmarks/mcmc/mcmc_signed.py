@@ -20,6 +20,7 @@ from scipy.spatial import cKDTree
 import numpyro_kme as kme
 from benchmarks.helpers import report
 from benchmarks.helpers.posteriors import four_chains, moments, normalised
+from numpyro_kme.likelihoods.published.surrogate import DEGREES
 
 NOISE, Y = 0.3, np.array([1.0, -0.5])
 AXIS = np.linspace(-4.0, 4.0, 161)
@@ -63,7 +64,9 @@ def absolute(at, z, simulated, reach):
 def squared(at, z, simulated, reach):
     """`log (q^2 + c^2) / 2`, with the default's floor as `c`."""
     _, size = at.signed_log(z)
-    floor = at.log_largest + at.terms.log_scale + jnp.log(HEIGHT) + at._log_shape(z)
+    white = jnp.linalg.solve(jnp.asarray(at.cholesky_factor), z - jnp.asarray(at.centre))
+    shape = -0.5 * (DEGREES + len(Y)) * jnp.log1p(white @ white / DEGREES)
+    floor = at.log_largest + at.terms.log_scale + jnp.log(HEIGHT) + shape
     return 0.5 * jnp.logaddexp(2.0 * size, 2.0 * floor)
 
 
