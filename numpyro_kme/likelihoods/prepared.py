@@ -13,7 +13,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import full_precision
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt
@@ -166,7 +165,6 @@ def _once(leaves: list, axis: list[bool]) -> tuple[list, list[bool]]:
 
 
 @jax.jit
-@full_precision
 def _log_densities(prepared, z):
     return prepared.over(lambda likelihood, point: likelihood.log_density(point), z)
 

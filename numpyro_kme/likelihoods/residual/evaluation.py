@@ -26,7 +26,6 @@ class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
 
     surrogate: "ResidualSurrogate"
 
-    @full_precision
     def signed_log(self, z):
         """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
         value = self.log_density(z)
