@@ -206,4 +206,15 @@ def main():
     total = np.mean([row["score"] for row in usual.values()])
     heading = f"Change of the {part.score.format(options.size)}; as it is it is {total:.3f} in the mean"
     words = ["constants", *[options.of] * (options.of != "residual"), *[str(options.size)] * (options.size != 300)]
-    report.save("_".join(words), part.title, [(heading, report.table(["number", "is", *columns], lines))])
+    idle = [
+        cells for cells in lines if cells[2] == cells[5] == "0" and all(0.8 < float(cells[k]) < 1.25 for k in (4, 7))
+    ]
+    moving = report.table(["number", "is", *columns], [cells for cells in lines if cells not in idle])
+    sections = [
+        (heading, moving),
+        (
+            "Numbers that change no score, nor seconds beyond noise",
+            ", ".join(f"`{cells[0]}` ({cells[1]})" for cells in idle),
+        ),
+    ]
+    report.save("_".join(words), part.title, sections)
