@@ -220,3 +220,17 @@ def test_editors_know_the_constructors_of_registered_classes():
     """By PEP 681: fields are arguments, and instances are frozen."""
     told = register.__dataclass_transform__
     assert {**told, **told["kwargs"]}["frozen_default"]
+
+
+def test_walks_of_the_contributing_page_follow_the_table():
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    walks = text.split("### Three walks")[1].split("###")[0]
+    found = [
+        re.findall(r"^\d\. `([\w/]+)`", part, re.M) for part in re.split(r"^[^\n]+, [^\n]+:$", walks, flags=re.M)[1:]
+    ]
+    assert len(found) == 3
+    for steps, direction in zip(found, (-1, -1, 1)):
+        files = [PACKAGE / step for step in steps]
+        assert all(file.with_suffix(".py").exists() or file.is_dir() for file in files)
+        rows = [direction * ROW[step.split("/")[0]] for step in steps]
+        assert rows == sorted(rows)
