@@ -99,13 +99,10 @@ class Emulator:
     def losses(self, known: np.ndarray, data: np.ndarray) -> np.ndarray:
         """Losses of embeddings `(..., n, r)` for data `(..., R, r)`, up to a term of the data, `(..., R, n)`."""
         q, s = np.square(known).sum(axis=-1)[..., None, :], data @ np.swapaxes(known, -1, -2)
-        c = np.clip(s / q, 0.0, 1.0) if self.fit_proportion else 1.0
-        return c * (c * q - 2.0 * s)
+        return mixing.discrepancy(q, s, self.fit_proportion)
 
     def best(self, data: np.ndarray, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """For each embedding of data `(R, r)` the best of some points of `x (S, p)`, those of its rows `(R, K)`."""
-        if rows.shape[1] == 1:
-            return x[rows[:, 0]]
         known = self.at(x)
 
         def best(some):

@@ -18,6 +18,7 @@ from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels import Kernel
 from numpyro_kme.kernels.base import num_points
 from numpyro_kme.kernels.low_rank import LowRank
+from numpyro_kme.losses import mixing
 from numpyro_kme.losses.generator import Generator, QuadratureNodes, vectors
 
 CELLS, FEATURES = 2048, 256
@@ -167,11 +168,8 @@ class EmulatorTrainingSet:
     def losses(self, data: np.ndarray, fit_proportion: bool) -> np.ndarray:
         """Unbiased squared distances from an embedding `(J,)`, `(n,)`; with a fitted mixing proportion nearly so."""
         q, s = np.sum(self.split_halves[:, 0] * self.split_halves[:, 1], axis=1), self.means @ data
-        c = 1.0
-        if fit_proportion:
-            q = np.maximum(q, 1e-3 * q.max())
-            c = np.clip(s / q, 0.0, 1.0)
-        return data @ data + c * (c * q - 2.0 * s)
+        q = np.maximum(q, 1e-3 * q.max()) if fit_proportion else q
+        return data @ data + mixing.discrepancy(q, s, fit_proportion)
 
     def noise(self) -> np.ndarray:
         """Variance of the means, in all features together, `(n,)`."""

@@ -209,7 +209,8 @@ def calibrate(
     checks.non_negative("margin", margin)
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     trained, problem = engine.trained, problem_of(engine.posterior)
-    require_served(engine)
+    if isinstance(engine, KELFI):
+        trained.learnt.require_amortised()
     simulate_key, infer_key, choose_key = split(rng_key, 3)
     lost = engine.missing if isinstance(engine, KELFI) else None
     simulations, data, given = data_sets(simulate_key, problem, num_datasets, lost, arguments)
@@ -238,12 +239,6 @@ def calibrate(
         refused,
         margin,
     )
-
-
-def require_served(engine: Engine) -> None:
-    """Raise an error, before anything is simulated, if an engine serves one observation alone."""
-    if isinstance(engine, KELFI):
-        engine.trained.learnt.require_amortised()
 
 
 def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, frozen
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.keys import split
-from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate, require_served
+from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
@@ -310,8 +310,8 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
             f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one.",
             TypeError,
         )
-    require_served(engine)
     predictive_key, calibrate_key = split(rng_key)
+    calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
     predictive = predictive_check(predictive_key, posterior)
     tests = {}
     for site, y in problem.observations.items():
@@ -324,5 +324,4 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             surrogate = check_surrogate(learnt, latents, *problem.args, max_draws=200, **problem.kwargs)
-    calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
     return Check(calibration, tests, predictive, surrogate)

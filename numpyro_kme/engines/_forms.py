@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.engines import _rounds, _simulations
+from numpyro_kme.engines import _rounds
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.ragged import require_any_length
@@ -124,7 +124,6 @@ def check_settings(statistics: Setting, missing: SimulatedMissing | None, first:
 
 def check_sites(problem: Problem, statistics: Setting, form: Form | None, missing: SimulatedMissing | None) -> None:
     """What can be said before any simulation is run."""
-    _simulations.check_sites(problem, form)
     names = set(statistics) if isinstance(statistics, Mapping) else set()
     checks.require(
         names <= set(problem.observations),
@@ -133,6 +132,14 @@ def check_sites(problem: Problem, statistics: Setting, form: Form | None, missin
     )
     for site in problem.observations:
         own, found = of_site(site, statistics), problem.simulators[site]
+        found.check_observed(site)
+        plates = found.simulator.batch_shape
+        checks.require(
+            plates == found.simulator.groups or getattr(form, "data_kernel", None) is None,
+            f"Site {site!r} holds {plates} draws of the same parameters along plates, whose densities are multiplied; "
+            "a data kernel on whole data sets does not fit there. Make the data set one event of the simulator, or "
+            "leave `data_kernel` out.",
+        )
         if found.mask.size > 1:
             found.require_no_gaps(site, "one likelihood for all draws along plates")
         form_of(site, found.simulator, statistics, form, missing)

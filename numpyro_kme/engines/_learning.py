@@ -1,7 +1,6 @@
 """What is learnt from simulations: the likelihood of each simulator site, and how."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.workers import later
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
-from numpyro_kme.engines import _forms, _simulations
+from numpyro_kme.engines import _simulations
 from numpyro_kme.engines._comparison import Half
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -18,7 +17,7 @@ from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.simulations import SimulatedMissing, Simulations
+from numpyro_kme.simulations import Simulations
 
 PRIOR_DRAWS = 4000
 """Prior draws that stand in for a distribution of coordinates that is not known."""
@@ -63,46 +62,36 @@ class LearntLikelihoods(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
-class Learning:
-    """How likelihoods are learnt.
+Forms = Mapping[str, Form | None]
+"""Form of the likelihood of each site."""
 
-    Attributes:
-        statistics, form, missing: As in `KELFI`; the form as it is resolved there.
-    """
 
-    statistics: _forms.Setting
-    form: Form | None
-    missing: SimulatedMissing | None
+def learn(
+    rng_key: jax.Array, problem: Problem, simulations: Simulations, forms: Forms, history=()
+) -> LearntLikelihoods:
+    """Learn from all simulations."""
+    measures: dict[str, Measure] = {}
+    likelihoods = {}
+    for site, form in forms.items():
+        theta, x = _table(rng_key, problem, simulations, site, form)
+        coordinates = Coordinates.from_simulations(rng_key, problem, site, simulations).covering(theta)
+        measures[site] = _measure(rng_key, problem, site, coordinates)
+        how = _how(problem, site, coordinates, measures[site])
+        likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
+    return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
-    def fit(self, rng_key: jax.Array, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
-        """Learn from all simulations."""
-        measures: dict[str, Measure] = {}
-        likelihoods = {}
-        for site in problem.observations:
-            form = self._form_of(problem, site)
-            theta, x = _table(rng_key, problem, simulations, site, form)
-            coordinates = Coordinates.from_simulations(rng_key, problem, site, simulations).covering(theta)
-            measures[site] = _measure(rng_key, problem, site, coordinates)
-            how = _how(problem, site, coordinates, measures[site])
-            likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
-        return LearntLikelihoods(simulations, likelihoods, measures, history or ((len(simulations), np.inf),))
 
-    def others(
-        self, rng_key: jax.Array, problem: Problem, learnt: LearntLikelihoods, learn: Callable[..., Any]
-    ) -> Callable[[], dict[str, Any]]:
-        """Begin what `learn` finds from the same simulations, where there is a process for it; the call that is
-        returned gives it, for the sites where it finds something."""
-        begun = {}
-        for site, fitted in learnt.likelihoods.items():
-            form = self._form_of(problem, site)
-            theta, x = _table(rng_key, problem, learnt.simulations, site, form)
-            how = _how(problem, site, fitted.coordinates, learnt.measures[site])
-            begun[site] = later(learn, fitted, form, theta, x, **how)
-        return lambda: {site: other for site, result in begun.items() if (other := result()) is not None}
-
-    def _form_of(self, problem: Problem, site: str) -> Form | None:
-        return _forms.form_of(site, problem.simulators[site].simulator, self.statistics, self.form, self.missing)
+def learn_others(
+    rng_key: jax.Array, problem: Problem, learnt: LearntLikelihoods, forms: Forms, one: Callable[..., Any]
+) -> Callable[[], dict[str, Any]]:
+    """Begin what `one` finds from the same simulations, where there is a process for it; the call that is returned
+    gives it, for the sites where it finds something."""
+    begun = {}
+    for site, fitted in learnt.likelihoods.items():
+        theta, x = _table(rng_key, problem, learnt.simulations, site, forms[site])
+        how = _how(problem, site, fitted.coordinates, learnt.measures[site])
+        begun[site] = later(one, fitted, forms[site], theta, x, **how)
+    return lambda: {site: other for site, result in begun.items() if (other := result()) is not None}
 
 
 def _table(rng_key: jax.Array, problem: Problem, simulations: Simulations, site: str, form: Form | None):

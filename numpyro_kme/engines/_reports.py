@@ -9,8 +9,6 @@ import numpy as np
 from scipy import special
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.engines._comparison import Confirmed
 from numpyro_kme.engines._learning import LearntLikelihoods
 from numpyro_kme.engines._learnt_posterior import LearntPosterior, beyond_by_call, observation
 from numpyro_kme.engines._sampling import Drawn
@@ -251,18 +249,9 @@ def _more(simulations: Simulations, problem: Problem) -> str:
     )
 
 
-def described(
-    problem: Problem,
-    learnt: LearntLikelihoods,
-    priors: Mapping[str, Measure],
-    drawn: Drawn,
-    extrapolated: Mapping[str, float],
-    errors: Mapping[str, float],
-    moved_by_default: float,
-    moved_by_half: float,
-    confirmed: Confirmed,
-) -> dict[str, Any]:
-    """What a person reads; of the learnt `priors` too."""
+def described(posterior: LearntPosterior, learnt: LearntLikelihoods) -> dict[str, Any]:
+    """What a person reads; of learnt priors too."""
+    problem, errors, confirmed = posterior.problem, posterior.location_error, posterior.confirmed
     info: dict[str, Any] = {"simulations": len(learnt.simulations)}
     for site, fitted in learnt.likelihoods.items():
         found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
@@ -270,7 +259,7 @@ def described(
         if problem.simulators[site].single:
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
             found |= {"observation": place} if place else {}
-        outside = extrapolated[site]
+        outside = posterior.extrapolated[site]
         found["parameters"] = "all draws within the simulated parameters"
         if outside:
             far = f"{outside:.2%} of the draws lie beyond the simulated parameters"
@@ -279,24 +268,24 @@ def described(
             found["error of the location"] = f"moves the posterior mean by about {errors[site]:.2g} sd"
         prefix = f"{site}: " if len(learnt.likelihoods) > 1 else ""
         info |= {prefix + name: value for name, value in found.items()}
-    for site, measure in priors.items():
+    for site, measure in posterior.measures.items() if posterior.learn_prior else ():
         mean, covariance = measure.moments()
         info[f"prior mean of {site}"] = np.asarray(mean)
         info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
-    if not np.isnan(moved_by_default):
-        info["default form"] = f"moves the posterior {_how_far(moved_by_default, 'sd')}"
-    if not np.isnan(moved_by_half):
-        info["half of the simulations"] = f"move the posterior {_how_far(moved_by_half, 'sd')}"
+    if not np.isnan(posterior.moved_by_default):
+        info["default form"] = f"moves the posterior {_how_far(posterior.moved_by_default, 'sd')}"
+    if not np.isnan(posterior.moved_by_half):
+        info["half of the simulations"] = f"move the posterior {_how_far(posterior.moved_by_half, 'sd')}"
     if not np.isnan(confirmed.proportion):
         share = f"{max(confirmed.proportion, 0.0):.0%}" if confirmed.at_most < 1.0 else "all"
         info["held-out simulations"] = f"confirm {share} of the information that the likelihood claims"
     if learnt.simulations.failures or learnt.simulations.repeated:
         info["simulations that failed"] = learnt.simulations.describe_failures()
-    info |= drawn.info
+    info |= posterior.drawn.info
     with suppress(ValueError):
         for fitted in learnt.likelihoods.values():
             fitted.surrogate.require_density()
-        info["log marginal likelihood"] = drawn.log_evidence
+        info["log marginal likelihood"] = posterior.drawn.log_evidence
     if learnt.one_round:
         info["rounds"] = f"one: {learnt.one_round}"
     return info

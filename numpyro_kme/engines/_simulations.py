@@ -10,7 +10,6 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.engines.base import Engine
-from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
@@ -122,19 +121,6 @@ def check_model(problem: Problem, engine: str) -> None:
         f"The parameters of the simulator at {name!r} vary along plates of shape {groups}; {engine} compares one data "
         "set of one parameter. Use KELFI for groups.",
     )
-
-
-def check_sites(problem: Problem, form: Form | None) -> None:
-    """What can be said before any simulation is run."""
-    for site in problem.observations:
-        problem.simulators[site].check_observed(site)
-        simulator = problem.simulators[site].simulator
-        checks.require(
-            simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
-            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
-            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
-            "simulator, or leave `data_kernel` out.",
-        )
 
 
 def training_table(

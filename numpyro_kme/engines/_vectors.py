@@ -12,6 +12,7 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme.abc.weighting import RegressionAdjustment, deviations, effective_sample_size
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.engines._rounds import varies
 from numpyro_kme.engines._weighers import ReferenceTable
 from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.models.coordinates import Coordinates
@@ -198,9 +199,9 @@ def _warn_if_wider_with_distance(name: str, table: ReferenceTable, weights: np.n
         return
     nearest = np.argsort(distances, kind="stable")[: MORE * number]
     near, numbers = distances[nearest], _columns({name: value[nearest] for name, value in table.latents.items()})
-    varies = _varies(numbers[:number])
-    names = _names(table.latents)[varies]
-    left, error = at_no_distance(numbers[:, varies], near, number)  # all that are as far as the last are accepted
+    varying = varies(numbers[:number])
+    names = _names(table.latents)[varying]
+    left, error = at_no_distance(numbers[:, varying], near, number)  # all that are as far as the last are accepted
     coarse = (left < LEFT) & (1.0 - left**2 > ERRORS * error)
     if coarse.any():
         d = int(np.argmin(np.where(coarse, left, np.inf)))
@@ -238,11 +239,6 @@ def _names(latents: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.array([entry for name, value in latents.items() for entry in entry_names(name, value.shape[1:])])
 
 
-def _varies(numbers: np.ndarray) -> np.ndarray:
-    """Which columns of `(r, k)` are not constant, `(k,)`."""
-    return np.ptp(numbers, axis=0) > 1e-6 * np.abs(numbers).max(axis=0)
-
-
 def _of_coordinates(table: ReferenceTable, found: RegressionAdjustment) -> Change:
     scale = np.maximum(found.scale, 1e-300)
     shift = np.abs(found.shift) / scale
@@ -262,8 +258,8 @@ def _of_latents(
     before, moved = _columns({name: value[near] for name, value in table.latents.items()}), found.adjusted[near]
     found_there = back.latents_table(moved)
     after = _columns({name: found_there[name] for name in table.latents})
-    varies = _varies(before)
-    before, after, names = before[:, varies], after[:, varies], _names(table.latents)[varies]
+    own = varies(before)
+    before, after, names = before[:, own], after[:, own], _names(table.latents)[own]
     scale = deviations(before, w)
     # each point is left out of the regression that moves it
     held_out = np.max(found.residual / np.maximum(deviations(moved, positive), 1e-300))

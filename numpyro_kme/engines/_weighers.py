@@ -318,13 +318,10 @@ def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: fl
     return float(DistributionRegression.fit(table.x, targets, kernel, tolerance=tolerance).regularisation)
 
 
+@on_host
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """`k(x_i, x_i) + k(y_j, y_j) - 2 k(x_i, y_j)` for outputs `(k, *event)` and `(s, *event)`, `(s, k)`."""
-    return _squared_distances(kernel, kernel.points(x), kernel.points(y))
-
-
-@on_host
-def _squared_distances(kernel, x, y):
+    x, y = kernel.points(x), kernel.points(y)
     own = by_numpy.diagonal(kernel, x)[None] + by_numpy.diagonal(kernel, y)[:, None]
     return own - 2.0 * by_numpy.gram(kernel, y, x)
 

@@ -47,11 +47,6 @@ class Trained(Conditional):
         """As many as there are processors."""
         return processors()
 
-    @property
-    def shows_progress(self) -> bool:
-        """As the engine does."""
-        return bool(getattr(self.engine, "progress_bar", True))
-
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of another observation, from the same simulations and what was learnt from them.
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.engines import _comparison, _enumeration, _forms, _rounds, _sampling
-from numpyro_kme.engines._learning import Learning, LearntLikelihoods
+from numpyro_kme.engines._learning import LearntLikelihoods, learn, learn_others
 from numpyro_kme.engines._learnt_posterior import (
     LearntPosterior,
     beyond_by_call,
@@ -208,18 +208,18 @@ class KELFI(SimulationEngine):
         prior = posterior.problem.draw(prior_key, size).latents
         return (self.proposal or FromPosterior()).choose(choose_key, draws, prior, posterior.surrogate_variance, size)
 
-    @property
-    def _learning(self) -> Learning:
-        return Learning(self.statistics, self.resolved_form, self.missing)
+    def _forms(self, problem: Problem) -> dict[str, Form | None]:
+        how, sites = (self.statistics, self.resolved_form, self.missing), problem.simulators
+        return {site: _forms.form_of(site, sites[site].simulator, *how) for site in problem.observations}
 
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
-            return self._learning.fit(fit_key, problem, simulations, history)
+            return learn(fit_key, problem, simulations, self._forms(problem), history)
 
     def _half(self, fit_key, problem: Problem, learnt: LearntLikelihoods):
         """Begin to learn from half of the simulations."""
-        return self._learning.others(fit_key, problem, learnt, _comparison.of_half)
+        return learn_others(fit_key, problem, learnt, self._forms(problem), _comparison.of_half)
 
     def _compared(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, half=None):
         """With other likelihoods from the same simulations, and how far they move the posterior, which is warned of;
@@ -230,7 +230,7 @@ class KELFI(SimulationEngine):
             near = {site: replace(f, near=observation(problem, site)) for site, f in learnt.likelihoods.items()}
             learnt = learnt._replace(likelihoods=near)
         with progress.phase("learning again from half of the simulations", self.progress_bar):
-            default = self._learning.others(fit_key, problem, learnt, _comparison.default_form)
+            default = learn_others(fit_key, problem, learnt, self._forms(problem), _comparison.default_form)
             learnt = learnt._replace(default=default(), half=half())
         posterior = self._told(problem, learnt, posterior.measures, posterior.drawn)
         warn_of(posterior)
@@ -319,26 +319,20 @@ class KELFI(SimulationEngine):
             name: float(np.max(beyond_by_call(problem, f, name, drawn.coordinates[name])))
             for name, f in learnt.likelihoods.items()
         }
-        errors = location_errors(problem, learnt.likelihoods, drawn)
         default, half = (
             _comparison.moved(problem, learnt.likelihoods, others, drawn) for others in (learnt.default, learnt.halves)
         )
-        confirmed, priors = _comparison.confirmed(learnt.half, drawn), measures if self.learn_prior else {}
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
-        return LearntPosterior(
+        posterior = LearntPosterior(
             engine=type(self).__name__,
             samples={**drawn.latents, **further},
             fields={"lp": drawn.log_posterior},
             groups=groups(with_present_data(learnt.simulations, problem), problem),
-            location_error=errors,
+            location_error=location_errors(problem, learnt.likelihoods, drawn),
             in_tails=in_tails(problem, {**learnt.likelihoods, **learnt.default}, drawn),
             moved_by_default=default,
             moved_by_half=half,
-            confirmed=confirmed,
-            info={
-                **described(problem, learnt, priors, drawn, extrapolated, errors, default, half, confirmed),
-                **_rounds.described(learnt.history, self.min_change),
-            },
+            confirmed=_comparison.confirmed(learnt.half, drawn),
             problem=problem,
             simulations=learnt.simulations,
             likelihoods=learnt.likelihoods,
@@ -347,3 +341,5 @@ class KELFI(SimulationEngine):
             drawn=drawn,
             extrapolated=extrapolated,
         )
+        info = described(posterior, learnt) | _rounds.described(learnt.history, self.min_change)
+        return replace(posterior, info=info)

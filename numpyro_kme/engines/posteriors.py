@@ -48,8 +48,8 @@ class Conditional(abc.ABC):
 
     @property
     def shows_progress(self) -> bool:
-        """Whether `condition_many` shows a bar."""
-        return True
+        """Whether `condition_many` shows a bar: as the engine does, if there is one."""
+        return bool(getattr(getattr(self, "engine", None), "progress_bar", True))
 
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> "Posteriors":
         """The posteriors of many observations.

@@ -120,8 +120,6 @@ class NormalNoise(Noise):
 
         def one(i):
             level = jnp.mod((i * generator % num).astype(jnp.float32) / num + shift, 1.0)
-            if self.transform is ndtr:
-                return level.astype(float)
             return self.transform(ndtri(jnp.clip(level.astype(float), 1e-7, 1.0 - 1e-7)))
 
         return jax.vmap(one)(jnp.arange(num))

@@ -44,7 +44,6 @@ class GridMMD(EmbeddingObjective):
     max_cells: int = field(metadata=dict(static=True))
 
     has_cheap_hessian: ClassVar[bool] = True
-    hessian_by_slopes: ClassVar[bool] = False
     by_numpy: ClassVar[bool] = True
 
     @classmethod
@@ -99,8 +98,8 @@ class GridMMD(EmbeddingObjective):
         """Squared MMD at `u`."""
         data, norm = reduced
         model = self.grid.embed(self._scalars(u, nodes), nodes.weights)
-        energies = jnp.stack([self._energy(self.grid.inner(model, model), nodes), self.grid.inner(model, data)])
-        return mixing.discrepancy(energies, self.fit_proportion) + norm
+        q, s = self._energy(self.grid.inner(model, model), nodes), self.grid.inner(model, data)
+        return mixing.discrepancy(q, s, self.fit_proportion) + norm
 
     def slope(self, reduced, u, nodes):
         """Squared MMD and gradient: one witness read off at the simulated points."""

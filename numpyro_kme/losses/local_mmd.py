@@ -1,7 +1,6 @@
 """The squared MMD near one parameter: in a few features, with errors of the nodes taken out by control variates."""
 
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.losses import mixing
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import QuadratureNodes, join, vectors
-from numpyro_kme.losses.mmd import DirectMMD, field_at
+from numpyro_kme.losses.mmd import DirectMMD
 
 CHUNK = 512
 """Nodes of a correction that are simulated together."""
@@ -96,23 +95,8 @@ class LocalMMD(WeightedObjective):
 
     def value(self, reduced, u, nodes):
         """Squared MMD at `u`, without its constant."""
-        return self._loss(reduced, nodes, *self._measured(reduced, u, nodes))
-
-    def slope(self, reduced, u, nodes):
-        """Squared MMD and gradient."""
-        y, pull = jax.vjp(lambda t: vectors(self.generator.points(t, nodes)), u)
-        v, correction = self.generator.weights(nodes, reduced[1]), self._correction(reduced, nodes)
-        own = self._own(y, v, correction, u)
-        coincident, from_points = jax.vjp(lambda points: self._coincident(points, v), y)
-        loss = partial(self._loss, reduced, nodes)
-        value, (by_own, by_coincident) = jax.value_and_grad(loss, argnums=(0, 1))(own, coincident)
-        forces = field_at(self.inner.kernel, y, self.pivots, by_own @ self.inverse)[1]
-
-        def total(force, direct):
-            return v.reshape(-1, *[1] * (force.ndim - 1)) * force + direct
-
-        by_points = jax.tree.map(total, forces, from_points(by_coincident)[0])
-        return value, pull(by_points)[0] + by_own @ correction[:, 1:]
+        energies = self._energies(reduced, nodes, *self._measured(reduced, u, nodes))
+        return mixing.discrepancy(*energies, self.inner.fit_proportion)
 
     def report(self, reduced, u, nodes):
         """As by direct sums; the standard error is that of the many nodes."""
@@ -174,26 +158,15 @@ class LocalMMD(WeightedObjective):
     def _measured(self, reduced, u, nodes) -> tuple[jax.Array, jax.Array]:
         """Corrected features `(r,)` of the model, and the energy of its simulated points alone."""
         y, v = vectors(self.generator.points(u, nodes)), self.generator.weights(nodes, reduced[1])
-        return self._own(y, v, self._correction(reduced, nodes), u), self._coincident(y, v)
-
-    def _own(self, y, v, correction, u):
+        correction = nodes.correction if nodes.correction.ndim == 2 else _mean(reduced[1], nodes.correction)
         measured = self.inverse @ (v @ self.inner.kernel.gram(y, self.pivots))
-        return measured + correction @ jnp.concatenate([jnp.ones(1), u - self.anchor])
-
-    def _correction(self, reduced, nodes):
-        return nodes.correction if nodes.correction.ndim == 2 else _mean(reduced[1], nodes.correction)
-
-    def _coincident(self, y, v):
-        return jnp.square(v) @ self.inner.kernel.diagonal(y)
+        own = measured + correction @ jnp.concatenate([jnp.ones(1), u - self.anchor])
+        return own, jnp.square(v) @ self.inner.kernel.diagonal(y)
 
     def _energies(self, reduced, nodes, own, coincident):
         """`|mu_u|^2` and `<mu_w, mu_u>`."""
         v = self.generator.weights(nodes, reduced[1])
         return self.inner.energy(own @ own, coincident / self.times, v / jnp.sqrt(self.times)), own @ reduced[0]
-
-    def _loss(self, reduced, nodes, own, coincident):
-        energies = jnp.stack(self._energies(reduced, nodes, own, coincident))
-        return mixing.discrepancy(energies, self.inner.fit_proportion)
 
 
 def _mean(weights: Any, of_each: Any) -> Any:

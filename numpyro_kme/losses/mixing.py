@@ -15,15 +15,12 @@ Methods.
 
 from typing import Any
 
-import jax
 
-
-def discrepancy(energies: jax.Array, fit_proportion: bool) -> jax.Array:
-    """Squared MMD without the constant `|mu_w|^2`, from `energies = (q, s) = (|mu_u|^2, <mu_w, mu_u>)`.
+def discrepancy(q: Any, s: Any, fit_proportion: bool) -> Any:
+    """Squared MMD without the constant `|mu_w|^2`, from `q = |mu_u|^2` and `s = <mu_w, mu_u>`, of JAX or NumPy.
 
     `c^2 q - 2 c s`, with `c = 1`, or the fitted mixing proportion.
     """
-    q, s = energies
     c = proportion(q, s) if fit_proportion else 1.0
     return c * (c * q - 2.0 * s)
 

@@ -185,8 +185,7 @@ class DirectMMD(EmbeddingObjective):
     def value(self, reduced, u, nodes):
         """Squared MMD at `u`, without its constant."""
         own, cross, v, coincident = self.witnesses(reduced, u, nodes)
-        energies = jnp.stack([self.energy(v @ own, coincident, v), v @ cross])
-        return mixing.discrepancy(energies, self.fit_proportion)
+        return mixing.discrepancy(self.energy(v @ own, coincident, v), v @ cross, self.fit_proportion)
 
     def witnesses(self, reduced, u, nodes):
         """`mu_u` and `mu_w` at the simulated points, the weights of these, and their energy alone."""

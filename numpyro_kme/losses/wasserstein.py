@@ -1,7 +1,5 @@
 """The Wasserstein distance as a loss, by an optimal-transport library."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,13 +34,6 @@ class Wasserstein(Loss):
 
     def __post_init__(self):
         checks.require(self.p >= 1.0, f"`p` must be at least 1; got {self.p}.")
-
-    def objective(self, data: Any, generator: Any, extra: Any = None):
-        """Bind to data; vectors need POT."""
-        bound = super().objective(data, generator, extra)
-        if np.ndim(data) > 1 and np.size(data) != len(data):
-            _import_pot()
-        return bound
 
     @full_precision
     def value(self, x, w, y, v):
@@ -82,11 +73,6 @@ class Wasserstein(Loss):
 
 
 def _import_pot():
-    try:
+    with checks.needs("Wasserstein on vectors needs", "POT", "transport"):
         import ot
-    except ImportError as error:
-        raise checks.explained(
-            'Wasserstein on vectors needs the optimal-transport library POT: pip install "numpyro-kme[transport]".',
-            ImportError,
-        ) from error
     return ot

@@ -184,7 +184,6 @@ def witness(
     if length_scale is not None:
         checks.positive("length_scale", length_scale)
     figure, axes = panels(len(columns), ax=ax, figsize=figsize)
-    how: dict[str, Any] = dict(color=DARK, linewidth=1.0) | style
     scales = [None] * len(columns) if length_scale is None else np.broadcast_to(length_scale, len(columns))
     for axis, name, scale, simulated, observed in zip(
         axes, names, scales, columns.values(), others.values(), strict=True
@@ -193,7 +192,7 @@ def witness(
         ends = np.concatenate([np.quantile(simulated, [0.005, 0.995]), observed])
         grid = np.linspace(ends.min() - scale, ends.max() + scale, GRID)
         more, less = _smoothed(grid, simulated, scale), _smoothed(grid, observed, scale)
-        axis.plot(grid, more - less, **how)
+        axis.plot(grid, more - less, **{"color": DARK, "linewidth": 1.0} | style)
         for part, colour, label in ((np.maximum, COLOURS[0], "more in x"), (np.minimum, COLOURS[1], "more in y")):
             axis.fill_between(grid, 0.0, part(more - less, 0.0), color=colour, alpha=FILL, linewidth=0, label=label)
         bottom = axis.get_ylim()[0]
@@ -209,13 +208,11 @@ def _with_band(
 ) -> Any:
     """A panel for each curve `(x, y)`, with a band `(x, low, high)` and what is expected, `(x, y)`."""
     ax, figsize = where
-    shared: dict[str, Any] = dict(sharex=True, sharey=True) if ax is None else {}
-    figure, axes = panels(len(curves), ax=ax, figsize=figsize, **shared)
-    how: dict[str, Any] = dict(color=COLOURS[0]) | style
+    figure, axes = panels(len(curves), ax=ax, figsize=figsize, sharex=True, sharey=True)
     for axis, (name, curve) in zip(axes, curves.items()):
         axis.fill_between(*band, color=FAINT, alpha=0.5, linewidth=0, label=what)
         axis.plot(*expected, color=DARK, linewidth=0.6, label="expected")
-        axis.plot(*curve, label="found", **how)
+        axis.plot(*curve, label="found", **{"color": COLOURS[0]} | style)
         axis.set_title(name, fontsize="medium")
         axis.set_xlabel(labels[0])
     axes[0].set_ylabel(labels[1])

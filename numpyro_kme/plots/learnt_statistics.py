@@ -153,7 +153,7 @@ def statistics(
     for axis, name in zip(axes, shown):
         own = orthonormal(cosines_of_ranks(columns[name]))
         most = int(np.argmax([np.sum(np.square(own.T @ one)) for one in waves]))
-        how: dict[str, Any] = dict(color=COLOURS[0], markersize=2.5) | style
+        how = {"color": COLOURS[0], "markersize": 2.5} | style
         axis.plot(z[:, most], columns[name], ".", label="simulations", **how)
         for value in observed[name]:
             axis.axhline(value, color=COLOURS[1], linewidth=1.2, label="observation")
@@ -170,8 +170,7 @@ def _bars(parts: dict[str, Any], names: list[str], ax, figsize, style) -> tuple[
     high = 0.65 if len(parts) == 1 else 0.8 / len(parts)
     for i, (part, values) in enumerate(parts.items()):
         place = np.arange(len(names)) + high * (i - 0.5 * (len(parts) - 1))
-        how: dict[str, Any] = dict(color=COLOURS[i], height=high) | style
-        axis.barh(place, values, label=part, **how)
+        axis.barh(place, values, label=part, **{"color": COLOURS[i], "height": high} | style)
     axis.set_yticks(np.arange(len(names)), names)
     axis.set_ylim(len(names) - 0.4, -0.6)
     return figure, axis

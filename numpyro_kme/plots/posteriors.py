@@ -26,8 +26,8 @@ from numpyro_kme.plots._style import (
     learnt_posterior,
     legend,
     panels,
+    pyplot,
 )
-from numpyro_kme.plots._style import pyplot as pyplot
 
 
 def marginals(
@@ -84,8 +84,7 @@ def marginals(
 def _histogram(axis, values, edges, colour, label, prob, alone, style) -> None:
     """Draws as a histogram with their median and the ends of an interval."""
     axis.hist(values, edges, density=True, color=colour, alpha=FILL, label=label)
-    outline: dict[str, Any] = dict(color=colour, histtype="step", linewidth=1.2) | style
-    axis.hist(values, edges, density=True, **outline)
+    axis.hist(values, edges, density=True, **{"color": colour, "histtype": "step", "linewidth": 1.2} | style)
     low, middle, high = np.quantile(values, [0.5 - prob / 2, 0.5, 0.5 + prob / 2])
     axis.axvline(middle, color=colour, linewidth=1.2, label="median" if alone else None)
     for end in (low, high):
@@ -155,8 +154,8 @@ def rounds(
     for axis, (name, values) in zip(axes, columns.items()):
         for number, (start, end) in enumerate(pairwise(ends)):
             grey = number == 0
-            how: dict[str, Any] = dict(color=FAINT if grey else COLOURS[0], markersize=2.5) | style
-            label = "first round, from the prior" if grey else "later rounds"
+            colour, label = (FAINT, "first round, from the prior") if grey else (COLOURS[0], "later rounds")
+            how = {"color": colour, "markersize": 2.5} | style
             axis.plot(np.arange(start, end), values[start:end], ".", label=label, **how)
             if not grey:
                 axis.axvline(start - 0.5, color=DARK, linewidth=0.5, linestyle=":")
@@ -220,8 +219,8 @@ def surrogate(
             axis.fill_between(grids[0], 1.0, where=outside, transform=shade, label=BEYOND, **HATCHED)
     else:
         (first, second), (a, b) = columns, columns.values()
-        surface: dict[str, Any] = dict(levels=np.arange(-DEPTH, 1.0), cmap="Greens") | style
-        shown = axis.contourf(*grids, np.maximum(log_q, -DEPTH).T, **surface)
+        how = {"levels": np.arange(-DEPTH, 1.0), "cmap": "Greens"} | style
+        shown = axis.contourf(*grids, np.maximum(log_q, -DEPTH).T, **how)
         figure.colorbar(shown, ax=axis, label="log q, less its maximum")
         if len(marked) == 2:
             axis.plot(*marked, ".", color=DARK, markersize=2.5, label="simulations")
@@ -245,8 +244,7 @@ def _curve(axis, grid, log_q, draws, marked, style):
     """Likelihood and draws over one parameter, both with a maximum of one."""
     heights, edges = np.histogram(draws, 40, (grid[0], grid[-1]))
     axis.stairs(heights / heights.max(), edges, fill=True, color=FAINT, label="posterior")
-    how: dict[str, Any] = dict(color=COLOURS[0]) | style
-    axis.plot(grid, np.exp(log_q), label="learnt likelihood", **how)
+    axis.plot(grid, np.exp(log_q), label="learnt likelihood", **{"color": COLOURS[0]} | style)
     if marked:
         inside = marked[0][(marked[0] >= grid[0]) & (marked[0] <= grid[-1])]
         axis.plot(inside, np.full(len(inside), -0.03), "|", color=DARK, markersize=5, label="simulations")
