@@ -81,7 +81,8 @@ class EmulatorSummary:
 
 @frozen
 class Quadrature:
-    """How far the minima move when the quadrature nodes are doubled and the grid, if any, is halved.
+    """How far the minima move when the quadrature nodes are doubled and the grid, if any, is halved; where polynomial
+    surfaces stand for the loss, also by surfaces that are half as wide again.
 
     Attributes:
         shift: `(R, p)` moves of `R` replicates that converged, to first order, in posterior standard deviations.
@@ -298,7 +299,7 @@ def _first_nodes(num_nodes: int, objective: WeightedObjective, settings: Setting
 
 def _quadrature(rng_key, objective, reweightings, found, rows, ready, sd, num) -> Quadrature:
     """Move of each minimum by one Newton step of the finer problem: `num` nodes of its own and a halved grid; of a
-    surface, to the minimum of the finer one.
+    surface, to the minimum of one that is half as wide again and of the finer problem.
 
     Where a replicate's Hessian is flat, as it can be where simulated points jump, that of the full data takes its
     place.
@@ -317,7 +318,8 @@ def _quadrature(rng_key, objective, reweightings, found, rows, ready, sd, num) -
     own = 0 if ready.surface else len(nodes.weights) - 1  # what shares its design's simulations shares nodes
     refined = Problems(objective, nodes, replace(reweightings, sets=np.minimum(np.arange(len(reweightings)), own)))
     if ready.surface:
-        again = ready.surface.follow(refined, ready.surface.minimise(refined))
+        surface = ready.surface.widened()
+        again = surface.follow(refined, surface.minimise(refined))
         return Quadrature(((again.u - found.u[rows]) / sd)[again.convex])
     _, gradient = refined.slopes(found.u[rows])
     units = full.scale[:, None] * full.scale[None]

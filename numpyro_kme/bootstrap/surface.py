@@ -140,6 +140,10 @@ class Surface:
         squares = wanted / np.maximum(curvatures, max(wanted / 16.0, 1e-300))
         return found, (directions * squares) @ directions.T
 
+    def widened(self) -> "Surface":
+        """Half as wide again: where polynomials follow the loss, its minima are the same."""
+        return Surface(self.centre, 1.5 * self.root)
+
     def follow(self, problems: Problems, found: Minimum) -> Minimum:
         """What has no minimum in the ball again, in balls of its own that move there, `MOVES` times at most."""
         found, centres = jax.tree.map(np.array, found), np.tile(self.centre, (len(found.u), 1))

@@ -242,8 +242,9 @@ def warn_of(replicates: Replicates, noise: str) -> None:
             )
     elif replicates.quadrature.noise > NOISY:
         further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
+        wider = " and widening the surfaces fitted to the loss" if jumps else ""
         checks.warn(
-            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
+            f"doubling the noise nodes{wider} moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
             f"deviations. Raise `num_nodes`{further}.{jumps}",
         )
     if not replicates.fit.converged:

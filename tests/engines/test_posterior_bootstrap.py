@@ -430,3 +430,25 @@ def test_replicates_of_counts_are_the_exact_minimisers_for_their_weights(rng):
 
     best = np.array([exact(weights) for weights in found.reweightings.weights])
     assert np.abs(found.u[:, 0] - best).max() < 0.1 * best.std()
+
+
+@pytest.mark.slow
+def test_surfaces_that_do_not_follow_the_loss_are_told():
+    """A rounded g-and-k: the posterior of `g` reaches from 1.6 to 5; surfaces of degree four find 1.5 to 2."""
+
+    def rounded(rng_key, a, log_b, g, log_k):
+        z = jax.random.normal(rng_key)
+        y = a + jnp.exp(log_b) * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z * z) ** jnp.exp(log_k) * z
+        return jnp.round(2.0 * y) / 2.0
+
+    def four(x):
+        prior = {"a": (0.0, 5.0), "log_b": (0.0, 1.0), "g": (0.0, 2.0), "log_k": (-1.0, 1.0)}
+        params = [numpyro.sample(name, dist.Normal(*where)) for name, where in prior.items()]
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", Simulator(rounded, *params), obs=x)
+
+    z = np.random.default_rng(0).normal(size=800)
+    x = np.round(2.0 * (3.0 + (1.0 + 0.8 * np.tanh(z)) * (1.0 + z * z) ** 0.3 * z)) / 2.0
+    engine = PosteriorBootstrap(four, num_samples=64, progress_bar=False)
+    with pytest.warns(UserWarning, match="widening the surfaces fitted to the loss moves the draws"):
+        engine.run(jax.random.key(0), x)
