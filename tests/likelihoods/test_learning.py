@@ -210,6 +210,17 @@ def test_learns_the_inner_length_scale():
         KernelMeans(LeaveOneOutPredictive(), data_kernel=EmpiricalMeasure(Gaussian(1.0), 0.3)).fit(z, sets)
 
 
+def test_many_data_sets_are_learnt_from_a_subset_of_them():
+    """As from these alone, with the noise variance `m lam` that they have."""
+    z = np.random.default_rng(2).normal(size=(40, 1))
+    sets = z[:, None] + np.random.default_rng(3).normal(size=(40, 4, 1))
+    form = KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(1.0), 0.3), learner=Learner(subset=20, max_steps=3))
+    few = TrainingSet(z, sets).random_subset(20)
+    all_of_them, some = form.fit(z, sets).hyper, form.fit(few.z, few.data).hyper
+    np.testing.assert_allclose(all_of_them.regularisation, some.regularisation / 2, rtol=1e-6)
+    np.testing.assert_allclose(all_of_them.data_kernel.length_scale, some.data_kernel.length_scale, rtol=1e-6)
+
+
 @pytest.mark.slow  # test_kelfi learns one by quadrature
 def test_learns_a_prior(fitted):
     """The prior moves to the observation and narrows; the marginal likelihood grows."""
