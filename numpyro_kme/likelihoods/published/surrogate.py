@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
@@ -15,6 +14,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import full_precision, in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.by_numpy import gaussian_gram
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import KernelExpansion, LikelihoodAt, SignedLog, Surrogate, to_signed_log
 from numpyro_kme.likelihoods.extrapolation import warn_if_out_of_distribution
@@ -94,7 +94,7 @@ class KernelMeansAt(LikelihoodAt):
         """As `LikelihoodAt.log_densities`."""
         terms, rows = self.terms, z.reshape(-1, z.shape[-1])
         scaled = (a / terms.kernel.length_scale for a in (rows, terms.points))
-        near = np.exp(-0.5 * scipy.spatial.distance.cdist(*scaled, "sqeuclidean")).reshape(*z.shape[:-1], -1)
+        near = gaussian_gram(*scaled).reshape(*z.shape[:-1], -1)
         white = np.einsum("...ij,...j->...i", np.linalg.inv(self.cholesky_factor), z - self.centre)
         return self._above_floor(np.einsum("...m,...m->...", near, terms.weights), white, np)
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.by_numpy import gaussian_gram
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal, inverse_root
@@ -19,7 +20,6 @@ from numpyro_kme.likelihoods.residual.smoothness import (
     Inputs,
     Regression,
     Smoothness,
-    gaussian_gram,
 )
 from numpyro_kme.likelihoods.statistics import log_cosh
 
