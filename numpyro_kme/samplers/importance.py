@@ -79,7 +79,7 @@ class WeightedParticles:
     @property
     def effective_size(self) -> float:
         """Effective number of particles of the positive part, `1 / sum_i w_i^2`."""
-        return float(1.0 / np.sum(self.positive_weights**2))
+        return float(effective_size(self.positive_weights))
 
     @property
     def negative_proportion(self) -> float:
@@ -240,6 +240,11 @@ def _tempered(log_weights, effective):
     power = max(low, 1e-3)
     weights = np.exp(power * relative)
     return power, weights / weights.sum()
+
+
+def effective_size(weights: Any, xp: Any = np) -> Any:
+    """Effective number `(sum_i w_i)^2 / sum_i w_i^2` of weights `(..., n)`, `(...)`."""
+    return xp.square(xp.sum(weights, axis=-1)) / xp.sum(xp.square(weights), axis=-1)
 
 
 def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

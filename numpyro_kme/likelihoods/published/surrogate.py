@@ -35,6 +35,7 @@ from numpyro_kme.likelihoods.published.leave_one_out import (
 )
 from numpyro_kme.likelihoods.published.solves import MOST_DENSE, Solution, Solved
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.samplers.importance import effective_size
 
 DEGREES = 4.0
 """Degrees of freedom of the floor's shape."""
@@ -202,7 +203,7 @@ class KernelMeansSurrogate(Surrogate):
             log_scale = log_scale + self.transform.log_abs_det_jacobian(y)
         kappa, z, (size, dim) = jnp.exp(log_kappa - largest), jnp.asarray(self.z), jnp.shape(self.z)
         alike = kappa / jnp.sum(kappa)
-        centre, effective = alike @ z, 1.0 / jnp.sum(alike * alike)
+        centre, effective = alike @ z, effective_size(alike, jnp)
         centred = z - centre[None, :]
         reach = jnp.minimum(jnp.broadcast_to(jnp.asarray(self.hyper.parameter_kernel.length_scale), (dim,)), 1.0)
         covariance = (centred * alike[:, None]).T @ centred + dim / (dim + effective) * jnp.diag(jnp.square(reach))
