@@ -240,7 +240,7 @@ def test_constant_statistics():
         np.log(likelihood_by_hand(Z, X, Y, Z[:1])[0]),
         atol=3e-3,
     )
-    assert surrogate.held_out_drop()[1] == 0.0
+    assert surrogate.informativeness()[1][1] == 0.0
     with pytest.raises(ValueError, match=r"Statistic 1 is 7.0 in every simulation but 8.0"):
         surrogate.at(np.array([Y[0], 8.0, *Y[1:]]))
 
@@ -308,7 +308,7 @@ def test_other_data_kernels():
     np.testing.assert_allclose(values, np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights, rtol=1e-8, atol=1e-12)
     for whole in (empirical, series):
         with pytest.raises(ValueError, match="The held-out drop needs statistics"):
-            whole.held_out_drop()
+            whole.informativeness()
 
 
 @pytest.mark.x64

@@ -123,7 +123,7 @@ def test_learns_and_says_what(fitted):
     assert 0 <= described["negative proportion"] < 0.3
     eps = described["eps"]
     assert eps[1] > 3 * eps[0]
-    drop = fitted.held_out_drop()
+    drop = fitted.informativeness()[1]
     assert drop[0] > 0.5 and abs(drop[1]) < 0.15
     np.testing.assert_allclose(fitted.learnt.score, described["leave-one-out score"], rtol=1e-9)
 

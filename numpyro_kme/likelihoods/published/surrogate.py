@@ -266,11 +266,7 @@ class KernelMeansSurrogate(Surrogate):
         return on_host(leave_one_out_scores)(self.hyper, TrainingSet(self.z, self.data))
 
     def informativeness(self) -> tuple[str, np.ndarray]:
-        """As `Surrogate.informativeness`: the held-out drop."""
-        return "held-out drop", self.held_out_drop()
-
-    def held_out_drop(self) -> np.ndarray:
-        """Held-out drop of each raw statistic, `(n_raw,)`: what leaving it out costs.
+        """As `Surrogate.informativeness`: the held-out drop of each raw statistic, what leaving it out costs.
 
         The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when
         the statistic is taken out of the data kernel and everything else stays, over 2,000 simulations at most. 0 for
@@ -283,10 +279,10 @@ class KernelMeansSurrogate(Surrogate):
         )
         drops = held_out_drops(*held_out_sample(self.hyper, self.z, self.data))
         if self.transform is None:
-            return drops
+            return "held-out drop", drops
         of_raw = np.zeros(self.transform.num_raw)
         of_raw[list(self.transform.kept)] = drops
-        return of_raw
+        return "held-out drop", of_raw
 
     def named(self, names: Sequence[str]) -> "KernelMeansSurrogate":
         """As `Surrogate.named`."""
