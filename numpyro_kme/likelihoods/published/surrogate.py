@@ -52,7 +52,6 @@ class KernelMeansAt(LikelihoodAt):
         centre: Mean of the simulated coordinates, weighted by how alike their data are to `y`, `(D,)`.
         cholesky_factor: Lower Cholesky factor of their weighted covariance, widened by the length scales, `(D, D)`.
         log_nearest: Log data kernel at the nearest simulation, relative to the observation itself.
-        amplitude: Fitted variance of the Gaussian process, `v' kappa / m`, in units of `exp(2 log_scale)`.
         data: The observation `y`.
     """
 
@@ -61,7 +60,6 @@ class KernelMeansAt(LikelihoodAt):
     centre: Array
     cholesky_factor: Array
     log_nearest: Array
-    amplitude: Array
     data: Any
 
     def expansion(self):
@@ -201,7 +199,7 @@ class KernelMeansSurrogate(Surrogate):
         log_scale = largest if log_norm is None else largest - log_norm
         if self.transform is not None:
             log_scale = log_scale + self.transform.log_abs_det_jacobian(y)
-        kappa, z, (size, dim) = jnp.exp(log_kappa - largest), jnp.asarray(self.z), jnp.shape(self.z)
+        kappa, z, dim = jnp.exp(log_kappa - largest), jnp.asarray(self.z), self.dim
         alike = kappa / jnp.sum(kappa)
         centre, effective = alike @ z, effective_size(alike, jnp)
         centred = z - centre[None, :]
@@ -213,7 +211,6 @@ class KernelMeansSurrogate(Surrogate):
             centre=centre,
             cholesky_factor=jnp.linalg.cholesky(covariance),
             log_nearest=largest - kernel.log_gram(observed, observed)[0, 0],
-            amplitude=jnp.maximum(solved.energy, 0.0) / size,
             data=y,
         )
 
@@ -240,8 +237,8 @@ class KernelMeansSurrogate(Surrogate):
     def variance(self, z: ArrayLike) -> jax.Array:
         r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude.
 
-        `(r,)`: `l(z, z) - l(z)' (L + m lam I)^-1 l(z)`: between 0 near simulations and 1 far from all of them. Times
-        `amplitude * exp(2 log_scale)` of `at(y)` it is a variance of `q(y | z)`: where further simulations tell most.
+        `(r,)`: `l(z, z) - l(z)' (L + m lam I)^-1 l(z)`: between 0 near simulations and 1 far from all of them, where
+        further simulations tell most.
         """
         return self.solution.variance(self.hyper, self.z, jnp.asarray(z))
 
