@@ -12,7 +12,6 @@ from test_bad_inputs import all_finite, is_ours
 import numpyro_kme as kme
 from numpyro_kme import diagnostics, kernels
 from numpyro_kme.embeddings import measures
-from numpyro_kme.embeddings.herding import polish
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -155,7 +154,6 @@ FUNCTIONS = [
     lambda f: kernels.median_heuristic(f.points()),
     lambda f: kernels.median_heuristic_per_dimension(f.points()),
     lambda f: kme.herd(f.column(), f.kernel(), f.points(), f.whole()),
-    lambda f: polish(lambda t: t[:, 0], kernels.Gaussian(1.0), f.points(), max_steps=2),
     lambda f: LowRank.fit(f.kernel(), f.points(), tolerance=f.positive(), max_rank=f.whole()).values,
     lambda f: kme.embeddings.embedding_mode(
         kme.embeddings.MeanEmbedding(kernels.Gaussian(f.positive()), f.points(), f.weights())

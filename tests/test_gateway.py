@@ -21,7 +21,6 @@ import numpyro_kme as kme
 from numpyro_kme import kernels
 from numpyro_kme._core import checks, compat, host, solves, workers
 from numpyro_kme._core.host import on_host
-from numpyro_kme.embeddings.herding import polish
 from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.mcmc.noise import simulation_keys
@@ -234,7 +233,7 @@ def settings():
 DOORS = {
     "fit_likelihood": lambda z, x: jax.tree.leaves(surrogate(z, x, None)),
     "KernelMeans.fit": lambda z, x: jax.tree.leaves(PUBLISHED.fit(z, x)),
-    "ResidualKernelMeans.fit": lambda z, x: RESIDUAL.fit(z, x).information(),
+    "ResidualKernelMeans.fit": lambda z, x: RESIDUAL.fit(z, x).location_information,
     "Coordinates.standardise": lambda z, x: coordinates_of(z).rest,
     "Coordinates.table": lambda z, x: coordinates_of(Z).table(z),
     "KernelBayesRule.fit": lambda z, x: (
@@ -270,7 +269,6 @@ DOORS = {
     "choose_by_prediction": lambda z, x: kme.embeddings.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,
     "recursive_abc_step": lambda z, x: kme.abc.recursive_abc_step(KEY, z, x, x[0], GAUSSIAN, 40, regularisation=0.1),
     "embedding_mode": lambda z, x: kme.embeddings.embedding_mode(prior(z)),
-    "polish": lambda z, x: polish(prior(z), GAUSSIAN, x[:4], max_steps=5),
     "soft_abc_weights": lambda z, x: kme.abc.soft_abc_weights(z[:, 0], 1.0).weights,
     "rejection_weights": lambda z, x: kme.abc.rejection_weights(z[:, 0], quantile=0.5).weights,
     "MeanEmbedding": lambda z, x: prior(z)(x),

@@ -19,6 +19,7 @@ from numpyro_kme.kernels import low_rank, median_heuristic, median_heuristic_per
 from numpyro_kme.kernels.base import Kernel, num_points
 from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.samplers.importance import effective_size
 
 NAME = "Kernel recursive ABC"
 
@@ -162,7 +163,7 @@ def recursive_abc_step(
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), 10 * number)
     values = MeanEmbedding(on_theta, theta, weights).on_host(candidates)
     chosen = np.asarray(herd(values, on_theta, candidates, number))
-    places = 1.0 / np.sum(np.square(np.bincount(chosen) / number))
+    places = effective_size(np.bincount(chosen))
     checks.require(
         bool(places >= 2.0),
         f"{NAME}: the {number} points of an iteration have come together in {places:.1f} places. {ADVICE}",

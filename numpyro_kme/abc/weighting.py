@@ -13,6 +13,7 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme.kernels.length_scales import REGULARISATIONS
+from numpyro_kme.samplers.importance import effective_size
 
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
@@ -123,8 +124,8 @@ def effective_sample_size(weights: ArrayLike) -> float:
     Below about 10 the engines of this package do not call weights a posterior.
     """
     weights = _checked("weights", weights, "Check what they were made of.")
-    size = float(np.sum(np.square(weights)))
-    return float(np.square(weights.sum())) / size if size > 0 else 0.0
+    largest = np.max(np.abs(weights))
+    return float(effective_size(weights / largest)) if largest > 0 else 0.0
 
 
 def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:

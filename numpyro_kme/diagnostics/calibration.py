@@ -19,7 +19,7 @@ from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.models.problem import Arrays
-from numpyro_kme.samplers.importance import systematic
+from numpyro_kme.samplers.importance import effective_size, systematic
 from numpyro_kme.simulations import Simulations
 
 LEVEL = 0.001
@@ -247,7 +247,7 @@ def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.n
     _, first, counts = np.unique(table, axis=0, return_index=True, return_counts=True)
     order = rng.permutation(len(first))
     weights = counts[order] / len(table)
-    size = min(number, int(1.0 / np.sum(np.square(weights)) + 1e-9))
+    size = min(number, int(effective_size(weights) + 1e-9))
     rows = first[order][systematic(rng, weights, size)]
     return {name: np.asarray(samples[name])[rows] for name in names}
 

@@ -1,16 +1,13 @@
 """Kernel herding: samples that follow an embedding, of a probability or of a signed measure."""
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
 from numpyro_kme.kernels import by_numpy, gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
@@ -84,52 +81,3 @@ def _herd(values, kernel, candidates, num_samples):
 
     sizes = jnp.arange(1, num_samples + 1, dtype=values.dtype)
     return jax.lax.scan(choose, jnp.zeros_like(values), sizes)[1]
-
-
-@on_host
-def polish(
-    embedding: Callable[[jax.Array], jax.Array], kernel: Kernel, points: ArrayLike, *, max_steps: int = 200
-) -> np.ndarray:
-    r"""Move all samples together, down the squared distance between their mean embedding and `mu`.
-
-    Minimises `(1/S^2) sum_ij l(theta^(i), theta^(j)) - (2/S) sum_i mu(theta^(i))` from the given points by
-    L-BFGS; the squared MMD is that plus `|mu|^2`. In two dimensions, herded points end at two thirds (25
-    points) to a quarter (1,000 points) of their distance.
-
-    Args:
-        embedding: `mu`, maps points `(S, dim)` to values `(S,)`; differentiable by JAX. A `MeanEmbedding`
-            serves.
-        kernel: `l`, the kernel of the embedding, differentiable at coincident points.
-        points: `(S, dim)`, the start: a local method improves herded points, and does not find lost modes.
-        max_steps: Largest number of L-BFGS steps.
-    Returns:
-        `(S, dim)` in float64, at least as good as the start. Points are not kept inside any bounds.
-    Raises:
-        FloatingPointError: If the distance or its gradient is not finite at the start.
-    Cost: about `S^2` kernel evaluations and `S` of `mu`, with gradients, a step.
-    """
-    checks.table("points", points, min_rows=1)
-    start = np.asarray(points, dtype=np.float64)
-    # repeated points feel no force apart until they differ
-    start = np.random.default_rng(0).normal(start, 1e-6 * np.std(start, axis=0))
-
-    @jax.jit
-    @jax.value_and_grad
-    def objective(flat):
-        theta = flat.reshape(start.shape)
-        uniform = gram.uniform_weights(theta)
-        return gram.weighted_self_sum(kernel, theta, uniform) - 2.0 * uniform @ embedding(theta)
-
-    def value_and_slope(flat):
-        value, slope = objective(flat)
-        return float(value), np.asarray(slope)
-
-    value, slope = value_and_slope(start.ravel())
-    checks.require(
-        bool(np.isfinite(value) and np.all(np.isfinite(slope))),
-        "The distance to the embedding, or its gradient, is not finite at the start; check `embedding` and `kernel`.",
-        FloatingPointError,
-    )
-    options = dict(maxiter=max_steps, ftol=1e-15, gtol=1e-4 * float(np.max(np.abs(slope))))
-    result = scipy.optimize.minimize(value_and_slope, start.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return result.x.reshape(start.shape)

@@ -21,20 +21,12 @@ class Measure(abc.ABC):
         """Dimension `D`."""
 
     @abc.abstractmethod
-    def closed_form(self, *kernels: Kernel) -> bool:
-        """Whether embeddings with these kernels are exact."""
-
-    @abc.abstractmethod
     def mean_embedding(self, kernel: Kernel, a: ArrayLike) -> jax.Array:
         """Values `int k(a_i, t) p(dt)` at the points `a` of shape `(m, D)`, `(m,)`."""
 
     @abc.abstractmethod
     def product_embedding(self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike) -> jax.Array:
         """Matrix `int k_a(a_i, t) k_b(t, b_j) p(dt)` for points `(m, D)` and `(r, D)`, `(m, r)`."""
-
-    @abc.abstractmethod
-    def squared_norm(self, kernel: Kernel) -> jax.Array:
-        """`int int k(s, t) p(ds) p(dt)`, the squared length of the mean embedding."""
 
     @abc.abstractmethod
     def as_points(self) -> "Points":
@@ -98,10 +90,6 @@ class Points(Measure):
         """Itself."""
         return self
 
-    def closed_form(self, *kernels):
-        """Always true: finite sums are exact for this measure."""
-        return True
-
     @full_precision
     def mean_embedding(self, kernel, a):
         """`sum_t weights_t k(a_i, points_t)`."""
@@ -115,11 +103,6 @@ class Points(Measure):
         return (kernel_a.gram(jnp.asarray(a), points) * self.probabilities[None, :]) @ kernel_b.gram(
             points, jnp.asarray(b)
         )
-
-    @full_precision
-    def squared_norm(self, kernel):
-        """`sum_st weights_s weights_t k(points_s, points_t)`."""
-        return self.probabilities @ self.mean_embedding(kernel, self.points)
 
     @full_precision
     def moments(self):

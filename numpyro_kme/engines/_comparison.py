@@ -20,7 +20,7 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.likelihoods.summaries.base import OfStatistics, StatisticsSurrogate
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.samplers.importance import systematic
+from numpyro_kme.samplers.importance import effective_size, systematic
 
 FEWEST = 10
 """With a smaller effective number of draws the two posteriors have too little in common to say how far they are."""
@@ -117,7 +117,7 @@ def moved(
     with solves.one_blas_thread, checks.collected_warnings():
         other = LearntModel(problem, {**likelihoods, **others}).log_likelihood(drawn.coordinates, brief=True)
     weights = special.softmax(np.broadcast_to(other - drawn.log_likelihood, drawn.log_posterior.shape))
-    if np.sum(weights**2) * FEWEST > 1.0:
+    if effective_size(weights) < FEWEST:
         return np.inf
     rows = systematic(np.random.default_rng(0), weights, len(weights))
     return _rounds.moved(drawn.latents, {name: value[rows] for name, value in drawn.latents.items()})

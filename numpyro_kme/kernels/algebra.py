@@ -46,10 +46,6 @@ class _Joined(Kernel):
         """As the first member reads arrays; all members get the same points."""
         return self.kernels[0].points(x)
 
-    def point(self, y):
-        """As the first member reads one."""
-        return self.kernels[0].point(y)
-
     def pair(self, a, b):
         """The members' values, joined."""
         return functools.reduce(self.join, [k.pair(a, b) for k in self.kernels])
@@ -134,10 +130,6 @@ class Scaled(Kernel):
     def points(self, x):
         """As `k_1` reads arrays."""
         return self.kernel.points(x)
-
-    def point(self, y):
-        """As `k_1` reads one."""
-        return self.kernel.point(y)
 
     def pair(self, a, b):
         """Scaled value."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy
 
 from numpyro_kme.kernels import gram as grams
 from numpyro_kme.kernels.algebra import Polynomial, Sum
@@ -50,6 +51,11 @@ def diagonal(kernel: Kernel, x: PointSet) -> np.ndarray:
     return np.ones(num_points(x)) if type(kernel) is Gaussian else np.asarray(_diagonal(kernel, x))
 
 
+def gaussian_gram(a: np.ndarray, b: np.ndarray, squared_length: float = 1.0) -> np.ndarray:
+    """A Gaussian kernel between points `(r, D)` and `(s, D)`, `(r, s)`, in the precision of the points."""
+    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(a, b, "sqeuclidean")).astype(a.dtype, copy=False)
+
+
 def _in_blocks(function: Callable[[slice], np.ndarray], n: int, m: int) -> np.ndarray:
     """`function` of all rows, in blocks of `ENTRIES` entries of the matrix `(n, m)`."""
     size = max(1, ENTRIES // m)
@@ -65,16 +71,12 @@ def _rows(kernel, x, y=None) -> Callable[[slice], np.ndarray]:
     return lambda some: FORMULAS[type(kernel)](kernel, a[some], b)
 
 
-def _gaussian(kernel, a, b):
-    return np.exp(-0.5 * grams.squared_distances_by_numpy(a, b))
-
-
 def _polynomial(kernel, a, b):
     return (a @ b.T + np.asarray(kernel.offset, a.dtype)) ** kernel.degree
 
 
 FORMULAS: dict[type[Kernel], Callable[[Any, np.ndarray, np.ndarray], np.ndarray]] = {
-    Gaussian: _gaussian,
+    Gaussian: lambda kernel, a, b: gaussian_gram(a, b),
     Polynomial: _polynomial,
 }
 """Of points `(n, dim)` and `(m, dim)` in units of the length scale."""

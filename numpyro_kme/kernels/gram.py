@@ -131,23 +131,8 @@ def _centred(x, y):
     return x - centre, y - centre
 
 
-def squared_distances_by_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """`squared_distances` by NumPy, `(n, m)`, in the precision of the points."""
-    if a.shape[1] > FEW:
-        centre = b.mean(axis=0)
-        a, b = a - centre, b - centre
-        own = np.sum(a * a, axis=1)[:, None] + np.sum(b * b, axis=1)
-        found = squared_distances_on_host(a, b)
-        return np.where(found > _resolution(a) * own, found, 0.0)
-    found = np.zeros((len(a), len(b)), a.dtype)
-    with np.errstate(over="ignore"):  # of points that a length scale of next to nothing divides: infinitely far apart
-        for one, other in zip(a.T, b.T):
-            found += np.square(np.subtract.outer(one, other))
-    return found
-
-
 def squared_distances_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The same by NumPy, `(n, m)`, as one matrix product of points that are near 0; nothing is checked."""
+    """`squared_distances` by NumPy, `(n, m)`, as one matrix product of points that are near 0; nothing is checked."""
     found = a @ (-2.0 * b.T)
     found += np.sum(a * a, axis=1)[:, None]
     found += np.sum(b * b, axis=1)[None, :]

@@ -57,21 +57,13 @@ class GaussianProcessPath(Kernel):
             rows, seen = filled_up(x, first=True)
             return rows[..., :-1], rows[..., -1], seen
         places, values = x[..., :-1], x[..., -1]
-        shared = bool((places == places[:1]).all())
+        shared = len(x) > 1 and bool((places == places[:1]).all())
         return (places[0] if shared else places), values
-
-    def point(self, y):
-        """Read one array `(size, dim + 1)` as a path."""
-        if may_end(y):
-            return super().point(y)
-        return y[:, :-1], y[:, -1]
 
     def log_pair(self, a, b):
         """Logarithm of the density of the path `a` given the path `b`."""
         (t, y, *t_seen), (s, x, *s_seen) = a, b
-        if t_seen or s_seen:
-            return self._checked(_log_density_of_part(self, (t, y, _seen(t_seen, y)), (s, x, _seen(s_seen, x))))
-        return self._checked(_log_density(self, t, jnp.asarray(y)[None], s, jnp.asarray(x)[None])[0, 0])
+        return self._checked(_log_density_of_part(self, (t, y, _seen(t_seen, y)), (s, x, _seen(s_seen, x))))
 
     def log_gram(self, x, y=None):
         """Matrix of log densities of the paths `x` given the paths `y`."""
@@ -153,7 +145,7 @@ def _batch(name, batch):
         f"`{name}` must hold places (count, size, dim), or (size, dim) shared by all, and values (count, "
         f"size); got shapes {places.shape} and {values.shape}. Times need a last axis: times[:, None].",
     )
-    return places, values, *seen
+    return places[0] if places.ndim == 3 and len(places) == 1 else places, values, *seen
 
 
 def _one_grid_each(places, values, *seen):

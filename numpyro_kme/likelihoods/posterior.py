@@ -56,7 +56,7 @@ class KernelMeansPosterior:
                 "prior": type(self.measure).__name__,
                 "particles": f"{self.num_particles:,}",
             },
-            "moments(), mode(), embedding(), weighted_particles(rng_key)",
+            "moments, mode(), embedding(), weighted_particles(rng_key)",
         )
 
     def __post_init__(self):

@@ -119,8 +119,8 @@ class RaggedSurrogate(Surrogate):
         if self.length is None:
             return self.inner.at(self.inner.point(left))
         logs = log_lengths(left[None])
-        given = GivenAt(self.inner.at(self.inner.point(left)), (logs - self.centre) / self.scale, left)
-        return RaggedAt(given, self.length.at(logs), y)
+        inner, place = self.inner.at(self.inner.point(left)), (logs - self.centre) / self.scale
+        return RaggedAt(inner, place, self.length.at(logs), y)
 
     def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
         """As `Surrogate.at_rows`."""
@@ -128,8 +128,8 @@ class RaggedSurrogate(Surrogate):
         if self.length is None:
             return self.inner.at_rows(left)
         logs = log_lengths(left)[:, None]
-        given = GivenAt(self.inner.at_rows(left), (logs - self.centre) / self.scale, left)
-        return RaggedAt(given, self.length.at_rows(logs), rows)
+        place = (logs - self.centre) / self.scale
+        return RaggedAt(self.inner.at_rows(left), place, self.length.at_rows(logs), rows)
 
     def _check(self, y: np.ndarray, left: np.ndarray) -> None:
         size, (shortest, longest) = int(lengths(left[None])[0]), self.ends
@@ -205,65 +205,36 @@ class RaggedAt(LikelihoodAt):
     """The likelihood of one output of any length.
 
     Attributes:
-        given: That of the output given its length.
-        length: That of its length.
+        inner: That of the output given its length, which is the last of its coordinates.
+        place: The length as this coordinate, `(1,)`.
+        length: That of the length.
         data: The output.
     """
 
-    given: LikelihoodAt
+    inner: LikelihoodAt
+    place: Array
     length: LikelihoodAt
     data: Any
 
     def signed_log(self, z):
         """As `LikelihoodAt.signed_log`."""
-        (sign, log_size), (other, further) = self.given.signed_log(z), self.length.signed_log(z)
+        (sign, log_size), (other, further) = self.inner.signed_log(self._all(z)), self.length.signed_log(z)
         return sign * other, log_size + further
 
     def log_density(self, z):
         """As `LikelihoodAt.log_density`."""
-        return self.given.log_density(z) + self.length.log_density(z)
-
-    def log_densities(self, z):
-        """As `LikelihoodAt.log_densities`."""
-        found, further = self.given.log_densities(z), self.length.log_densities(z)
-        return None if found is None or further is None else found + further
-
-    def brief(self):
-        """As `LikelihoodAt.brief`."""
-        return replace(self, given=self.given.brief(), length=self.length.brief())
-
-
-@register
-class GivenAt(LikelihoodAt):
-    """A likelihood of which some of the coordinates, the last ones, are known.
-
-    Attributes:
-        likelihood: At all coordinates.
-        place: Those that are known, `(k,)`.
-        data: The observation.
-    """
-
-    likelihood: LikelihoodAt
-    place: Array
-    data: Any
-
-    def signed_log(self, z):
-        """As `LikelihoodAt.signed_log`."""
-        return self.likelihood.signed_log(self._all(z))
-
-    def log_density(self, z):
-        """As `LikelihoodAt.log_density`."""
-        return self.likelihood.log_density(self._all(z))
+        return self.inner.log_density(self._all(z)) + self.length.log_density(z)
 
     def log_densities(self, z):
         """As `LikelihoodAt.log_densities`."""
         shape = np.broadcast_shapes(z.shape[:-1], np.shape(self.place)[:-1])
         parts = [np.broadcast_to(part, (*shape, part.shape[-1])) for part in (z, np.asarray(self.place))]
-        return self.likelihood.log_densities(np.concatenate(parts, axis=-1))
+        found, further = self.inner.log_densities(np.concatenate(parts, axis=-1)), self.length.log_densities(z)
+        return None if found is None or further is None else found + further
 
     def brief(self):
         """As `LikelihoodAt.brief`."""
-        return replace(self, likelihood=self.likelihood.brief())
+        return replace(self, inner=self.inner.brief(), length=self.length.brief())
 
     def _all(self, z):
         return jnp.concatenate([jnp.asarray(z), jnp.asarray(self.place)])

@@ -20,6 +20,7 @@ from numpyro_kme.likelihoods.locations import UNRESOLVED, moved_means
 from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
+from numpyro_kme.samplers.importance import effective_size
 
 AGAIN = "Simulate more, best at these draws (`refine`), and sample again."
 """What to do about draws of a chain where simulations are too few."""
@@ -279,7 +280,7 @@ def noise_sensitivity(
     return NoiseSensitivity(
         {name: moved(value.astype(np.float64)) for name, value in draws.items()},
         change.std(axis=1),
-        1.0 / np.sum(weights**2, axis=1) / weights.shape[1],
+        effective_size(weights) / weights.shape[1],
     )
 
 

@@ -26,6 +26,10 @@ ONE_NORMAL = 0.5
 """Part of a proposal that is one normal: in many dimensions so few kernels are far from one."""
 DEFENSIVE = 0.1
 """Part of the measure in a proposal."""
+SMALLEST, HALVINGS = -60.0, 14
+"""Log of the smallest power of a likelihood, relative to the largest; how often the search halves an interval."""
+LEAST_POWER = 1e-3
+"""Smallest power that a proposal is fitted to."""
 BATCH = 1024
 """Points at which a likelihood is evaluated together: one program for any number."""
 
@@ -79,7 +83,7 @@ class WeightedParticles:
     @property
     def effective_size(self) -> float:
         """Effective number of particles of the positive part, `1 / sum_i w_i^2`."""
-        return float(1.0 / np.sum(self.positive_weights**2))
+        return float(effective_size(self.positive_weights))
 
     @property
     def negative_proportion(self) -> float:
@@ -217,29 +221,37 @@ def _normalised(particles, sign, log_size) -> WeightedParticles:
     return WeightedParticles(np.asarray(particles), weights / total, largest + np.log(total))
 
 
+def largest_power(relative: np.ndarray, most: float, effective: float) -> float:
+    """Largest power `p` up to `most` at which the weights `exp(p relative)` keep an effective number, by bisection."""
+
+    def enough(power):
+        return effective_size(np.exp(power * relative)) >= effective
+
+    if enough(most):
+        return most
+    low, high = SMALLEST, 0.0
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if enough(most * np.exp(middle)) else (low, middle)
+    return most * np.exp(low)
+
+
 def _tempered(log_weights, effective):
-    """Largest power up to 1 at which the weights keep an effective number of particles, by bisection, and the weights
-    to this power, normalised; where all are 0, the power 0 and equal weights."""
+    """Largest power up to 1 at which the weights keep an effective number of particles, and the weights to this power,
+    normalised; where all are 0, the power 0 and equal weights."""
     log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
     if not np.isfinite(log_weights).any():
         return 0.0, np.full(len(log_weights), 1.0 / len(log_weights))
 
     relative = log_weights - np.max(log_weights)
-
-    def enough(power):
-        weights = np.exp(power * relative)
-        return weights.sum() ** 2 >= effective * (weights @ weights)
-
-    low, high = 0.0, 1.0
-    if enough(1.0):
-        low = 1.0
-    else:
-        for _ in range(40):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if enough(middle) else (low, middle)
-    power = max(low, 1e-3)
+    power = max(largest_power(relative, 1.0, effective), LEAST_POWER)
     weights = np.exp(power * relative)
     return power, weights / weights.sum()
+
+
+def effective_size(weights: Any, xp: Any = np) -> Any:
+    """Effective number `(sum_i w_i)^2 / sum_i w_i^2` of weights `(..., n)`, `(...)`."""
+    return xp.square(xp.sum(weights, axis=-1)) / xp.sum(xp.square(weights), axis=-1)
 
 
 def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import numpy_rng
-from numpyro_kme.samplers.importance import systematic
+from numpyro_kme.samplers.importance import largest_power, systematic
 
 LOCAL, MODE_JUMP = 0.5, 0.3
 """Probabilities of a proposal by a difference, and by a whole difference."""
@@ -93,9 +93,8 @@ DECORRELATED, MOST_ROUNDS = 0.1, 10
 at most this."""
 ENOUGH, MOST_FINAL_ROUNDS = 0.8, 24
 """At the posterior, rounds end when the effective number of draws is so large, relative to all."""
-SMALLEST, HALVINGS, MOST_TEMPERATURES = -60.0, 14, 1000
-"""Log of the smallest step of the temperature, relative to what is left; how often the search for it halves an
-interval; and a bound that only likelihoods that differ by more than that step can bridge meet."""
+MOST_TEMPERATURES = 1000
+"""Only likelihoods whose logarithms differ by more than the smallest step of the search can bridge meet this bound."""
 
 
 @shown
@@ -270,19 +269,8 @@ def _reweigh(log_likelihood: np.ndarray, temperature: float) -> tuple[float, np.
     if not np.isfinite(peak):  # there is no posterior
         return 1.0, np.full(len(alive), 1.0 / len(alive)), peak
     relative = log_likelihood - peak
-
-    def enough(step):
-        weights = np.exp(step * relative)
-        return np.sum(weights) ** 2 >= EFFECTIVE * np.sum(alive) * np.sum(weights**2)
-
-    step, there = to_go, 1.0
-    if not enough(to_go):
-        low, high = SMALLEST, 0.0
-        for _ in range(HALVINGS):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if enough(to_go * np.exp(middle)) else (low, middle)
-        step = to_go * np.exp(low)
-        there = temperature + step
+    step = largest_power(relative, to_go, EFFECTIVE * np.sum(alive))
+    there = 1.0 if step == to_go else temperature + step
     weights = np.exp(step * relative)
     return there, weights / np.sum(weights), step * peak + float(np.log(np.mean(weights)))
 

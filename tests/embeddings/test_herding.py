@@ -1,4 +1,4 @@
-"""Herding against a NumPy loop, its rate, and the polish."""
+"""Herding against a NumPy loop, and its rate."""
 
 import functools
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numpyro_kme import kernels as K
-from numpyro_kme.embeddings.herding import herd, polish
+from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
 
 SCALE = 0.5
@@ -104,37 +104,6 @@ def test_traced_embeddings():
     np.testing.assert_array_equal(inside(SCALE, values), order[:20])
 
 
-def test_polish_improves_herded_points():
-    candidates, _, order = herded()
-    start = candidates[order[:60]]
-    polished = polish(embedding, K.Gaussian(SCALE), start)
-    assert polished.shape == start.shape and polished.dtype == np.float64
-    assert mmd(polished) < 0.6 * mmd(start)
-
-
-def test_polish_separates_repeated_points():
-    start = np.zeros((2, 2))
-    start[:, 0] = 0.3
-    start = np.concatenate([start, [[-1.0, 0.0]]])
-    polished = polish(embedding, K.Gaussian(SCALE), start)
-    assert np.linalg.norm(polished[0] - polished[1]) > 0.1
-    assert mmd(polished) < mmd(start)
-
-
-def test_polish_accepts_an_embedding_of_points_in_a_float32_session(rng):
-    points = rng.normal(size=(50, 1)).astype(np.float32)
-    with jax.enable_x64(False):
-        target = MeanEmbedding(K.Gaussian(SCALE), jnp.asarray(points))
-        start = points[:6]
-        polished = polish(target, K.Gaussian(SCALE), start)
-    assert polished.dtype == np.float64
-
-    def distance(t):
-        return float(MeanEmbedding(K.Gaussian(SCALE), np.asarray(t)).squared_distance(target))
-
-    assert distance(polished) < 0.5 * distance(start)
-
-
 def test_bad_input():
     kernel, candidates = K.Gaussian(1.0), np.zeros((4, 2))
     with pytest.raises(ValueError, match=r"`embedding_values` must have shape \(4,\), one per candidate; got \(3,\)"):
@@ -143,7 +112,3 @@ def test_bad_input():
         herd(np.zeros(4), kernel, candidates, 0)
     with pytest.raises(ValueError, match="`embedding_values` has 1 entries that are not finite"):
         herd(np.array([0.0, np.nan, 0.0, 0.0]), kernel, candidates, 2)
-    with pytest.raises(FloatingPointError, match="not finite at the start"):
-        polish(lambda t: jnp.log(jnp.sum(t, axis=1) - 10), kernel, candidates)
-    with pytest.raises(ValueError, match=r"`points` must have shape \(points, dim\)"):
-        polish(embedding, kernel, np.zeros(3))

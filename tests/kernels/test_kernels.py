@@ -735,7 +735,7 @@ def test_arrays_are_read_as_paths(rng):
         np.testing.assert_array_equal(one[1], values[1])
         x[..., :-1] = places
         np.testing.assert_array_equal(kernel.points(x)[0], places)
-        np.testing.assert_array_equal(kernel.points(x[:1])[0], places)
+        np.testing.assert_array_equal(kernel.points(x[:1])[0], places[None])
 
 
 def test_path_kernel_is_a_density_in_its_first_argument(rng):

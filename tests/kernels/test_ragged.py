@@ -172,3 +172,15 @@ def test_gaussian_process_paths_of_any_length_are_those_of_their_own_rows():
         return scipy.stats.multivariate_normal(np.zeros(len(t)), covariance).logpdf(y)
 
     assert np.isclose(own[0][1], log_normal(places, values) - log_normal(b[:, 0], b[:, 1]), atol=1e-4)
+
+
+@pytest.mark.parametrize("of", [lambda k: k, lambda k: 2.0 * k, lambda k: k + k, lambda k: WithLength(k, 0.5)])
+def test_one_path_has_its_own_places(of):
+    """Whatever the paths beside it share."""
+    kernel, times = of(GaussianProcessPath(Gaussian(0.8), 0.3)), np.linspace(0.0, 2.0, 4)
+    x = np.stack([np.column_stack([times, RNG.normal(size=4)]) for _ in range(3)])
+    each = [[kernel.log_pair(kernel.point(a), kernel.point(b)) for b in x] for a in x]
+    points = kernel.points(x)
+    np.testing.assert_allclose(kernel.log_gram(points, points), each, rtol=1e-4, atol=1e-4)
+    alone = jax.tree.map(lambda leaf: leaf[None], kernel.point(x[1]))
+    np.testing.assert_allclose(kernel.log_gram(alone, points)[0], each[1], rtol=1e-4, atol=1e-4)

@@ -107,6 +107,21 @@ def test_the_map_is_triangular_and_its_log_scales_are_its_slopes(rng):
     np.testing.assert_allclose(triangular(u, z, np)[0], v)
 
 
+def test_every_entry_may_be_in_an_interval(series):
+    """By the integral of the learnt density over the box."""
+    low, high, theta = np.array([-1.0, 0.5, 0.0]), np.array([0.5, 2.0, 1.5]), np.array([[0.2], [1.0]])
+    nothing, z = np.full(3, np.nan), series.coordinates.at(theta)
+    found = prepare(series, nothing, bounds=(low, high)).log_densities(z)
+    points, weights = np.polynomial.legendre.leggauss(12)
+    cube = np.stack(np.meshgrid(*[0.5 + 0.5 * points] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    weights = np.prod(np.stack(np.meshgrid(*[0.5 * weights] * 3, indexing="ij")), axis=0).ravel()
+    at = series.surrogate.at_rows(low + cube * (high - low))
+    densities = np.exp(np.stack([at.log_densities(row[None, None])[0] for row in z]))
+    np.testing.assert_allclose(np.exp(found), densities @ weights * np.prod(high - low), rtol=0.05)
+    by_jax = jax.jit(lambda theta: series(theta).observing(nothing, bounds=(low, high)).log_prob(nothing))
+    np.testing.assert_allclose([by_jax(row) for row in theta], found, rtol=1e-3)
+
+
 def test_functions_do_not_see_later_residuals(series):
     curved = series.surrogate.decorrelation.curved
     rng = np.random.default_rng(0)

@@ -123,7 +123,7 @@ def test_learns_and_says_what(fitted):
     assert 0 <= described["negative proportion"] < 0.3
     eps = described["eps"]
     assert eps[1] > 3 * eps[0]
-    drop = fitted.held_out_drop()
+    drop = fitted.informativeness()[1]
     assert drop[0] > 0.5 and abs(drop[1]) < 0.15
     np.testing.assert_allclose(fitted.learnt.score, described["leave-one-out score"], rtol=1e-9)
 
@@ -176,10 +176,17 @@ def test_published_objective_differs_and_spikes(simulated):
     assert published.hyper.data_kernel.length_scale[0] < 0.1
 
 
-def test_subset_and_last_steps(simulated, fitted):
+def test_subset_and_last_steps(simulated, fitted, monkeypatch):
     """Most of the search on a subset, the rest on all: about the same score."""
+    sizes, evaluate = [], learning._value_and_gradient
+
+    def spy(objective, at, training, template):
+        sizes.append(len(training.z))
+        return evaluate(objective, at, training, template)
+
+    monkeypatch.setattr(learning, "_value_and_gradient", spy)
     quick = KernelMeans(learner=Learner(subset=60, last_steps=12)).fit(*simulated)
-    assert quick.learnt.evaluations[0] > 0 and 0 < quick.learnt.evaluations[1] <= 20
+    assert set(sizes) == {60, len(simulated[0])} and sizes.count(len(simulated[0])) <= 20
     assert quick.learnt.score > fitted.learnt.score - 0.05
 
 
@@ -208,6 +215,17 @@ def test_learns_the_inner_length_scale():
     assert all(fit.learnt.score > 0.3 for fit in fits)
     with pytest.raises(ValueError, match="LeaveOneOutPredictive needs"):
         KernelMeans(LeaveOneOutPredictive(), data_kernel=EmpiricalMeasure(Gaussian(1.0), 0.3)).fit(z, sets)
+
+
+def test_many_data_sets_are_learnt_from_a_subset_of_them():
+    """As from these alone, with the noise variance `m lam` that they have."""
+    z = np.random.default_rng(2).normal(size=(40, 1))
+    sets = z[:, None] + np.random.default_rng(3).normal(size=(40, 4, 1))
+    form = KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(1.0), 0.3), learner=Learner(subset=20, max_steps=3))
+    few = TrainingSet(z, sets).random_subset(20)
+    all_of_them, some = form.fit(z, sets).hyper, form.fit(few.z, few.data).hyper
+    np.testing.assert_allclose(all_of_them.regularisation, some.regularisation / 2, rtol=1e-6)
+    np.testing.assert_allclose(all_of_them.data_kernel.length_scale, some.data_kernel.length_scale, rtol=1e-6)
 
 
 @pytest.mark.slow  # test_kelfi learns one by quadrature

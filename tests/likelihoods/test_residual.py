@@ -216,12 +216,12 @@ def test_statistics_without_information_leave_the_prior():
     surrogate = FORM.fit(z, rng.gamma(2.0, size=(60, 2)))
     grid = rng.normal(size=(60, 1))
     assert np.std(log_density(surrogate, np.array([1.0, 3.0]), grid)) < 0.5
-    assert surrogate.mutual_information().max() < 0.1
+    assert surrogate.informativeness()[1].max() < 0.1
 
 
 def test_mutual_information_and_report(counts_and_rates):
     surrogate = counts_and_rates[2]
-    information = surrogate.mutual_information()
+    information = surrogate.informativeness()[1]
     assert information.shape == (3,) and information[2] == 0.0 and (information[:2] > 0.3).all()
     report = surrogate.describe()
     assert "held out" in report["location"] and report["marginal transformations"] == "curved: all statistics"
@@ -250,7 +250,7 @@ def test_improvements_of_the_parts_are_those_of_the_model(linear):
 
 
 def test_information_of_a_linear_statistic(linear):
-    information = linear[1].information()
+    information = linear[1].location_information
     assert abs(np.log(information[0, 0] / 4.0)) < 0.5
     assert information[0, 1] < 0.2
 

@@ -183,12 +183,16 @@ def learn_empirical(
 
     The inner kernel's hyperparameters are multiplied by a common factor `2^k`, the best of `k = -4, -2, 0, 2, 4` and
     its two neighbours; at each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and
-    `lam` learnt on them. `eps` starts at 0.4 of the median distance.
+    `lam` learnt on them. `eps` starts at 0.4 of the median distance. All this with `learner.subset` simulations, or
+    `learner.most` where hyperparameters are tied.
 
     Cost: half of `m^2 size^2` inner kernel evaluations for each of seven inner length scales.
     """
     objective.check(training, template)
     given: Any = template.data_kernel
+    total, training = len(training.z), training.random_subset(learner.most if learner.tied else learner.subset)
+    part = len(training.z) / total
+    learner = replace(learner, subset=len(training.z), most=len(training.z))  # distances have no further subsets
 
     @cache
     def at(step: int) -> LearntHyperparameters:
@@ -198,7 +202,8 @@ def learn_empirical(
         known = replace(template, data_kernel=KnownDistances(np.array(start)))
         learnt = learn(objective, replace(training, data=squared), known, learner)
         data_kernel = replace(given, inner=inner, length_scale=learnt.hyper.data_kernel.length_scale)
-        return replace(learnt, hyper=replace(learnt.hyper, data_kernel=data_kernel))
+        lam = learnt.hyper.regularisation * part
+        return replace(learnt, hyper=replace(learnt.hyper, data_kernel=data_kernel, regularisation=lam))
 
     coarse = max((-4, -2, 0, 2, 4), key=lambda step: at(step).score)
     return at(max((coarse - 1, coarse, coarse + 1), key=lambda step: at(step).score))

@@ -96,14 +96,12 @@ class LearntHyperparameters:
         score: The objective there, without priors.
         at_lower: For each logarithm (`beta`, then the data kernel's, then `lam`) whether it ended at its lower bound.
         at_upper: The same for upper bounds.
-        evaluations: Number of evaluations with a gradient, `(subset, all simulations)`.
     """
 
     hyper: Hyperparameters
     score: float
     at_lower: np.ndarray
     at_upper: np.ndarray
-    evaluations: np.ndarray
 
     def at_bounds(self, dim: int) -> str:
         """Which hyperparameters ended at a bound of the search, in words; `dim` is the number of coordinates."""
@@ -183,14 +181,12 @@ def learn(
         at = search.isotropic(small)
         if learner.tied is None and len(space.start) > space.common.shape[1]:
             at = search.free(small, at, learner.max_steps)
-        counts = search.count
     if len(small.z) < len(training.z):
         at = search.free(training, at, learner.last_steps)
     score = search.value_and_gradient(at, training)[0]
     hyper = to_host(unravel(np.exp(at), template))
     hyper = replace(hyper, regularisation=hyper.regularisation * len(training.z) / total)
-    evaluations = np.array([counts, search.count - counts])
-    return LearntHyperparameters(hyper, score, at < space.lower + 1e-6, at > space.upper - 1e-6, evaluations)
+    return LearntHyperparameters(hyper, score, at < space.lower + 1e-6, at > space.upper - 1e-6)
 
 
 @dataclass
@@ -199,11 +195,9 @@ class _Search:
     template: Hyperparameters
     space: Space
     learner: Learner
-    count: int = 0
 
     def value_and_gradient(self, at, training):
         """The objective and its gradient on the host; `-inf` where a factorisation failed."""
-        self.count += 1
         value, gradient = _value_and_gradient(self.objective, at, training, self.template)
         value, gradient = float(value), np.asarray(gradient)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):

@@ -55,13 +55,11 @@ class Solved(NamedTuple):
     Attributes:
         points, weights: `q(y | z) = sum_j weights_j l(points_j, z)`, on the scale of `kappa`.
         fitted: `q(y | z_j)` at the simulations, `(m,)`.
-        energy: `kappa' (L + m lam I)^-1 kappa`.
     """
 
     points: Array
     weights: Array
     fitted: Array
-    energy: Array
 
 
 class Solution(abc.ABC):
@@ -141,7 +139,7 @@ class DenseSolution(Solution):
 
 
 def _dense(hyper, z, kappa, weights) -> Solved:
-    return Solved(z, weights, kappa - len(kappa) * hyper.regularisation * weights, weights @ kappa)
+    return Solved(z, weights, kappa - len(kappa) * hyper.regularisation * weights)
 
 
 @frozen
@@ -213,10 +211,8 @@ class LowRankSolution(Solution):
         kernel, kappa = hyper.parameter_kernel, jnp.asarray(kappa)
         pivots, inverse, z = jnp.asarray(self.pivots), jnp.asarray(self.inverse), jnp.asarray(z)
         seen = inverse @ gram.matvec(kernel, pivots, z, kappa)
-        solved = solves.cho_solve(self.core, seen)
-        weights = inverse.T @ solved
-        energy = (kappa @ kappa - seen @ solved) / (len(z) * hyper.regularisation)
-        return Solved(pivots, weights, gram.matvec(kernel, z, pivots, weights), energy)
+        weights = inverse.T @ solves.cho_solve(self.core, seen)
+        return Solved(pivots, weights, gram.matvec(kernel, z, pivots, weights))
 
     def variance(self, hyper, z, t):
         """`l(t, t) - phi' phi + m lam phi' (U' U + m lam I)^-1 phi` with the features `phi` of `t`."""

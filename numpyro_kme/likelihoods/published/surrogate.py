@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
@@ -15,6 +14,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import full_precision, in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.by_numpy import gaussian_gram
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import KernelExpansion, LikelihoodAt, SignedLog, Surrogate, to_signed_log
 from numpyro_kme.likelihoods.extrapolation import warn_if_out_of_distribution
@@ -35,6 +35,7 @@ from numpyro_kme.likelihoods.published.leave_one_out import (
 )
 from numpyro_kme.likelihoods.published.solves import MOST_DENSE, Solution, Solved
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.samplers.importance import effective_size
 
 DEGREES = 4.0
 """Degrees of freedom of the floor's shape."""
@@ -51,7 +52,6 @@ class KernelMeansAt(LikelihoodAt):
         centre: Mean of the simulated coordinates, weighted by how alike their data are to `y`, `(D,)`.
         cholesky_factor: Lower Cholesky factor of their weighted covariance, widened by the length scales, `(D, D)`.
         log_nearest: Log data kernel at the nearest simulation, relative to the observation itself.
-        amplitude: Fitted variance of the Gaussian process, `v' kappa / m`, in units of `exp(2 log_scale)`.
         data: The observation `y`.
     """
 
@@ -60,7 +60,6 @@ class KernelMeansAt(LikelihoodAt):
     centre: Array
     cholesky_factor: Array
     log_nearest: Array
-    amplitude: Array
     data: Any
 
     def expansion(self):
@@ -94,7 +93,7 @@ class KernelMeansAt(LikelihoodAt):
         """As `LikelihoodAt.log_densities`."""
         terms, rows = self.terms, z.reshape(-1, z.shape[-1])
         scaled = (a / terms.kernel.length_scale for a in (rows, terms.points))
-        near = np.exp(-0.5 * scipy.spatial.distance.cdist(*scaled, "sqeuclidean")).reshape(*z.shape[:-1], -1)
+        near = gaussian_gram(*scaled).reshape(*z.shape[:-1], -1)
         white = np.einsum("...ij,...j->...i", np.linalg.inv(self.cholesky_factor), z - self.centre)
         return self._above_floor(np.einsum("...m,...m->...", near, terms.weights), white, np)
 
@@ -200,9 +199,9 @@ class KernelMeansSurrogate(Surrogate):
         log_scale = largest if log_norm is None else largest - log_norm
         if self.transform is not None:
             log_scale = log_scale + self.transform.log_abs_det_jacobian(y)
-        kappa, z, (size, dim) = jnp.exp(log_kappa - largest), jnp.asarray(self.z), jnp.shape(self.z)
+        kappa, z, dim = jnp.exp(log_kappa - largest), jnp.asarray(self.z), self.dim
         alike = kappa / jnp.sum(kappa)
-        centre, effective = alike @ z, 1.0 / jnp.sum(alike * alike)
+        centre, effective = alike @ z, effective_size(alike, jnp)
         centred = z - centre[None, :]
         reach = jnp.minimum(jnp.broadcast_to(jnp.asarray(self.hyper.parameter_kernel.length_scale), (dim,)), 1.0)
         covariance = (centred * alike[:, None]).T @ centred + dim / (dim + effective) * jnp.diag(jnp.square(reach))
@@ -212,7 +211,6 @@ class KernelMeansSurrogate(Surrogate):
             centre=centre,
             cholesky_factor=jnp.linalg.cholesky(covariance),
             log_nearest=largest - kernel.log_gram(observed, observed)[0, 0],
-            amplitude=jnp.maximum(solved.energy, 0.0) / size,
             data=y,
         )
 
@@ -239,8 +237,8 @@ class KernelMeansSurrogate(Surrogate):
     def variance(self, z: ArrayLike) -> jax.Array:
         r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude.
 
-        `(r,)`: `l(z, z) - l(z)' (L + m lam I)^-1 l(z)`: between 0 near simulations and 1 far from all of them. Times
-        `amplitude * exp(2 log_scale)` of `at(y)` it is a variance of `q(y | z)`: where further simulations tell most.
+        `(r,)`: `l(z, z) - l(z)' (L + m lam I)^-1 l(z)`: between 0 near simulations and 1 far from all of them, where
+        further simulations tell most.
         """
         return self.solution.variance(self.hyper, self.z, jnp.asarray(z))
 
@@ -265,11 +263,7 @@ class KernelMeansSurrogate(Surrogate):
         return on_host(leave_one_out_scores)(self.hyper, TrainingSet(self.z, self.data))
 
     def informativeness(self) -> tuple[str, np.ndarray]:
-        """As `Surrogate.informativeness`: the held-out drop."""
-        return "held-out drop", self.held_out_drop()
-
-    def held_out_drop(self) -> np.ndarray:
-        """Held-out drop of each raw statistic, `(n_raw,)`: what leaving it out costs.
+        """As `Surrogate.informativeness`: the held-out drop of each raw statistic, what leaving it out costs.
 
         The drop of the mean held-out log posterior density of the simulated parameters (`LeaveOneOut`), in nats, when
         the statistic is taken out of the data kernel and everything else stays, over 2,000 simulations at most. 0 for
@@ -282,10 +276,10 @@ class KernelMeansSurrogate(Surrogate):
         )
         drops = held_out_drops(*held_out_sample(self.hyper, self.z, self.data))
         if self.transform is None:
-            return drops
+            return "held-out drop", drops
         of_raw = np.zeros(self.transform.num_raw)
         of_raw[list(self.transform.kept)] = drops
-        return of_raw
+        return "held-out drop", of_raw
 
     def named(self, names: Sequence[str]) -> "KernelMeansSurrogate":
         """As `Surrogate.named`."""

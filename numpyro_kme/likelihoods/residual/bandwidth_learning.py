@@ -20,6 +20,7 @@ from scipy.linalg import lapack
 from scipy.special import expit, logit
 
 from numpyro_kme.kernels.gram import squared_distances_on_host
+from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.descent import ENOUGH, descend
 from numpyro_kme.likelihoods.residual import density
 from numpyro_kme.likelihoods.residual.density import DEFENSIVE, Bandwidths, LocalFactors
@@ -62,11 +63,7 @@ class HeldOutWeights(NamedTuple):
         signed += inverse
         signed /= -np.diagonal(signed)[:, None].copy()
         np.fill_diagonal(signed, 0.0)
-        weights = np.square(signed)
-        weights += (SOFTNESS / size) ** 2
-        np.sqrt(weights, out=weights)
-        weights += signed
-        weights *= 0.5
+        weights = positive_part(signed, SOFTNESS / size, np)
         np.fill_diagonal(weights, 0.0)
         sums = weights.sum(axis=1, keepdims=True)
         weights /= sums

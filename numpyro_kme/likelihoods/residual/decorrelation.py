@@ -111,7 +111,7 @@ class TriangularMap:
             location = location + slope * soft_clip(u[k], xp)
         if self.curved is None:
             return location, log_scale
-        known = xp.stack([*u[:i], *[xp.zeros_like(u[0])] * (np.size(self.log_scale) - i)], axis=-1)
+        known = xp.stack([*u[:i], *[xp.zeros_like(location)] * (np.size(self.log_scale) - i)], axis=-1)
         moved, curved = (part[..., i] for part in self.curved(known, z, xp))
         return location + xp.exp(log_scale) * moved, log_scale + curved
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.by_numpy import gaussian_gram
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal, inverse_root
@@ -19,7 +20,6 @@ from numpyro_kme.likelihoods.residual.smoothness import (
     Inputs,
     Regression,
     Smoothness,
-    gaussian_gram,
 )
 from numpyro_kme.likelihoods.statistics import log_cosh
 
@@ -133,7 +133,7 @@ def location_loss(
     own = np.exp(2.0 * smoothness.noise)[..., None] * (score_noise - noise)
     variance, residual = found.held_out.variance + own, found.held_out.residual
     normal = log_normal(np.square(residual), variance) - log_cosh(v, np) - np.log(width[..., None] * scale)
-    log_density, responsibility = log_defensive_mixture(normal, x)
+    log_density, responsibility = log_mixture_with_cauchy(normal, x)
     ratio = residual / variance
     of_variance = 0.5 * responsibility * (1.0 / variance - np.square(ratio))
     of_smoothness, of_target = found.gradient(responsibility * ratio, of_variance)
@@ -161,8 +161,8 @@ def log_normal(squares: np.ndarray, variance: np.ndarray) -> np.ndarray:
     return -0.5 * (squares / variance + np.log(2.0 * np.pi * variance))
 
 
-def log_defensive_mixture(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log of the mixture with the heavy-tailed component at statistics `x`, and the responsibility of `log_density`."""
+def log_mixture_with_cauchy(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the mixture with a Cauchy distribution at statistics `x`, and the responsibility of `log_density`."""
     # log densities above this count as this: their exponential is finite
     own = (1.0 - DEFENSIVE) * np.exp(np.minimum(log_density, 700.0))
     mixture = own + DEFENSIVE / np.pi / (1.0 + np.square(x))
@@ -235,7 +235,7 @@ class _Candidates(NamedTuple):
         middle = np.median(squares, axis=1, keepdims=True) / 0.455
         overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
         normal = log_normal(squares, overall) + (0.5 * np.log(ridge.diagonal) + self.log_slopes)
-        return np.mean(log_defensive_mixture(normal, column)[0], axis=1), overall[:, 0]
+        return np.mean(log_mixture_with_cauchy(normal, column)[0], axis=1), overall[:, 0]
 
 
 DEGREES = 5.0

@@ -17,10 +17,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import scipy
 from scipy import special
 
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.by_numpy import gaussian_gram
 from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.likelihoods.residual.ridge import HeldOutPredictions, Ridge, inverse_root, noise_root
 
@@ -56,11 +56,6 @@ def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Derivatives `(k, n, D)` at points `(k, D)` of lines in the features with weights `(n, 2 D)`."""
     normal, uniform = np.split(linear, [z.shape[1]], axis=1)
     return normal + uniform * (np.sqrt(6.0 / np.pi) * np.exp(-0.5 * np.square(z)))[:, None, :]
-
-
-def gaussian_gram(a: np.ndarray, b: np.ndarray, squared_length: float) -> np.ndarray:
-    """A Gaussian kernel between points `(r, D)` and `(s, D)`, `(r, s)`."""
-    return np.exp(-0.5 / squared_length * scipy.spatial.distance.cdist(a, b, "sqeuclidean"))
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,9 @@ TOUCHING = 1e-9
 AT_FIRST = 5
 """Constraints for each coefficient of a line that a linear programme begins with."""
 
-FAR, HEAVY, UNEVEN, FEW_TURNS, TURNS = 4.0, 0.02, 0.02, 2, 20
+FAR, HEAVY, UNEVEN, TURNS = 4.0, 0.02, 0.02, 20
 """Tails are heavy if a larger fraction than `HEAVY` is beyond `FAR` robust standard deviations, and not because their
-location or scale follow the coordinates, which would explain more than `UNEVEN`; turns after which most statistics are
-seen to have none, and in which the line is found."""
+location or scale follow the coordinates, which would explain more than `UNEVEN`; turns in which the line is found."""
 
 STILL = 0.01
 """A line in the middle is found when it moves by less, in robust standard deviations around it, at any simulation."""
@@ -201,11 +200,10 @@ def _middles(at, columns, s, rows):
     some = np.arange(2 * dim + 1 if len(rows) >= FEWEST * (2 * dim + 1) else dim + 1)
     if len(rows) < FEWEST * len(some):
         return
-    for turns in (FEW_TURNS, TURNS):
-        found, gaps = robust_line(columns[:, some], s, turns)
-        width = max(robust_standard_deviation(gaps), NARROWEST)
-        if np.mean(np.abs(gaps) > FAR * width) <= HEAVY:
-            return
+    found, gaps = robust_line(columns[:, some], s, TURNS)
+    width = max(robust_standard_deviation(gaps), NARROWEST)
+    if np.mean(np.abs(gaps) > FAR * width) <= HEAVY:
+        return
     if explained(at.z[rows], at.coarse.inducing_points, gaps[rows] / width) < UNEVEN:
         coefficients = np.zeros(columns.shape[1])
         coefficients[some] = found

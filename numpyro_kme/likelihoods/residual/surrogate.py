@@ -57,13 +57,14 @@ class ScoreImprovements:
 
 @register
 class ResidualSurrogate(Surrogate):
-    """A learnt location-scale kernel means likelihood.
+    r"""A learnt location-scale kernel means likelihood.
 
     Attributes:
         transform: Which statistics vary, and the check of observations.
         region: Which parameters were simulated; weights are the information of all statistics, by their locations and
             scales, about each coordinate.
-        location_information: See `information`, `(n, D)`.
+        location_information: Fisher information of the location of each statistic about each coordinate, `(n, D)`:
+            $E_z[(\partial \mu_i / \partial z_d)^2 / \sigma_i(z)^2]$ over the simulations.
         slopes: Usual slopes of locations and of log scales.
         support: Bounds `e` of the statistics.
         marginals: Transformations `T` of standardised statistics, or of what bounds put in their place.
@@ -277,26 +278,16 @@ class ResidualSurrogate(Surrogate):
         kept = np.asarray(y, np.float64)[..., list(self.transform.kept)]
         return self.support.outside_support((kept - self.transform.centre) / self.transform.scale, z)
 
-    def information(self) -> np.ndarray:
-        r"""Information of each raw statistic about each coordinate, `(n_raw, D)`.
-
-        $E_z[(\partial \mu_i / \partial z_d)^2 / \sigma_i(z)^2]$ over the simulations: the Fisher information of the
-        location, where a prior has 1 in each coordinate. 0 for constant statistics.
-        """
-        information = np.zeros((self.transform.num_raw, self.dim))
-        information[list(self.transform.kept)] = self.location_information
-        return information
-
     def informativeness(self) -> tuple[str, np.ndarray]:
-        """As `Surrogate.informativeness`: the mutual information."""
-        return "mutual information", self.mutual_information()
+        """As `Surrogate.informativeness`: the mutual information of each raw statistic alone and the parameters.
 
-    def mutual_information(self) -> np.ndarray:
-        """Mutual information of each raw statistic alone and the parameters, `(n_raw,)`, in nats.
-
-        `log(1 + sum_d information_d) / 2`, as if the location were linear and prior and noise normal.
+        `log(1 + sum_d information_d) / 2` with the Fisher information of the location, `location_information`, where a
+        prior has 1 in each coordinate: as if the location were linear and prior and noise normal. 0 for constant
+        statistics.
         """
-        return 0.5 * np.log1p(self.information().sum(axis=1))
+        found = np.zeros(self.transform.num_raw)
+        found[list(self.transform.kept)] = 0.5 * np.log1p(np.sum(self.location_information, axis=1))
+        return "mutual information", found
 
     def describe(self) -> Mapping[str, Any]:
         """How location, scale and transformations were fitted, and how well: text, and numbers for each statistic."""
@@ -322,7 +313,7 @@ class ResidualSurrogate(Surrogate):
             "eps": np.asarray(density.eps),
             "beta": float(density.weights.beta),
             "lam": float(density.weights.ridge) / len(density.weights.points),
-            "mutual information": self.mutual_information(),
+            "mutual information": self.informativeness()[1],
         }
 
     def describe_observation(self, y: Any) -> str:

@@ -14,11 +14,12 @@ from scipy.linalg import solve_triangular
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.by_numpy import gaussian_gram
 from numpyro_kme.kernels.low_rank import AT_ONCE, by_columns
 from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
 from numpyro_kme.likelihoods.residual.mixture import exponentials
-from numpyro_kme.likelihoods.residual.smoothness import RIDGE, gaussian_gram
+from numpyro_kme.likelihoods.residual.smoothness import RIDGE
 
 SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
