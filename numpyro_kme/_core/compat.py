@@ -235,21 +235,13 @@ def plain(program: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(program, "jaxpr", program), getattr(program, "consts", ())
 
 
-CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call"}
-CALLS |= {"custom_vjp_call", "custom_vjp_call_jaxpr"}
-PLAYED = {*CALLS, "scan", "cond", "while"}
+PLAYED = {"jit", "closed_call", "remat2", "custom_jvp_call", "custom_vjp_call", "scan", "cond", "while"}
 """Operations of a traced program that run others, one after the other or as their name says: all that can be played."""
 
 
 def programs(equation: Any) -> list[Any]:
     """The programs that an operation of a traced one runs, in the order in which it runs them."""
-    given = equation.params
-    if equation.primitive.name == "while":
-        return [given["cond_jaxpr"], given["body_jaxpr"]]
-    if "branches" in given:
-        return list(given["branches"])
-    named = [given[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in given]
-    return named or [one for one in jax.tree.leaves(tuple(given.values())) if hasattr(plain(one)[0], "eqns")]
+    return [one for one in jax.tree.leaves(tuple(equation.params.values())) if hasattr(plain(one)[0], "eqns")]
 
 
 def constants(program: Any) -> list[Any]:
