@@ -218,7 +218,7 @@ class Coordinates:
 
     def _priors_by_numpy(self) -> list[by_numpy.Prior] | None:
         """Where arguments are affine functions of latents, and NumPy knows the priors of these."""
-        if not isinstance(self.priors, Independent) or any(one.link != matching.IDENTITY for one in self.columns):
+        if not isinstance(self.priors, Independent) or any(one.link != "identity" for one in self.columns):
             return None
         return by_numpy.priors(self.priors.fns)
 
