@@ -107,9 +107,8 @@ def write(path: str | PathLike, value: Any) -> None:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr(HEADER, json.dumps({PACKAGE: about, "value": tree}, allow_nan=False))
                 for number, array in enumerate(arrays):
-                    buffer = io.BytesIO()
-                    np.lib.format.write_array(buffer, array, allow_pickle=False)
-                    archive.writestr(f"arrays/{number}.npy", buffer.getvalue())
+                    with archive.open(f"arrays/{number}.npy", "w", force_zip64=True) as entry:
+                        np.lib.format.write_array(entry, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
@@ -148,7 +147,9 @@ def read(path: str | PathLike) -> Any:
                     SavedFileError,
                 )
             count = sum(name.startswith("arrays/") for name in names)
-            arrays = [_array(archive.read(f"arrays/{number}.npy")) for number in range(count)]
+            # whole, so that check sums are compared
+            entries = [io.BytesIO(archive.read(f"arrays/{number}.npy")) for number in range(count)]
+            arrays = [np.lib.format.read_array(entry, allow_pickle=False) for entry in entries]
         return _Decoder(arrays, f"{path}, written by numpyro_kme {about['version']},").decoded(header["value"])
     except SavedFileError:
         raise
@@ -157,10 +158,6 @@ def read(path: str | PathLike) -> Any:
         raise checks.explained(
             f"{path} is damaged, or was changed ({what}). Restore a copy, or make it again.", SavedFileError
         ) from error
-
-
-def _array(data: bytes) -> np.ndarray:
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 class _Writer:
@@ -230,10 +227,6 @@ class _Decoder:
     def decoded(self, tree: Any) -> Any:
         """The value of a tree."""
         if not isinstance(tree, dict):
-            if isinstance(tree, list):
-                raise checks.explained(
-                    f"{self._which} is damaged: it has a list where a value should be.", SavedFileError
-                )
             return tree
         kinds: dict[str, Callable[[dict], Any]] = {
             "float": lambda t: float(t["float"]),
