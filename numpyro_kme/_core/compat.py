@@ -1,9 +1,8 @@
 """Names of NumPyro and JAX that are not documented as public, in one place."""
 
 import inspect
-import os
 import re
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -28,15 +27,6 @@ except ImportError:  # a JAX that has it elsewhere
         """Never known, so that the gateway (`host`) takes a thread each time: slower, with the same results."""
         return False
 
-
-def more_threads(version: str, environment: MutableMapping[str, str]) -> None:
-    """Eight threads for JAX 0.10, unless told otherwise: with two it waits for itself for ever in programs of several
-    large batches of factorisations. It is excluded, but may be there all the same. Set before JAX makes an array."""
-    if version.startswith("0.10."):
-        environment.setdefault("PJRT_NPROC", "8")
-
-
-more_threads(jax.__version__, os.environ)
 
 WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 
@@ -203,8 +193,6 @@ def read_arrays_in_present_precision() -> bool:
         from jax._src.literals import TypedNdArray
     except ImportError:
         return False
-    if not issubclass(TypedNdArray, np.ndarray):  # before 0.9.2, which this package does not ask for
-        return False
     known: dict[tuple[int, np.dtype], tuple[ref, ref]] = {}
 
     def read(array: np.ndarray) -> np.ndarray:
@@ -293,10 +281,8 @@ def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[Sequence[Any], Seq
 
 def source_line(equation: Any) -> str:
     """Where a user wrote an operation, `file:line (function)`."""
-    try:
-        from jax._src.source_info_util import summarize
-    except ImportError:  # a JAX that has it elsewhere
-        return "place not known"
+    from jax._src.source_info_util import summarize
+
     return summarize(equation.source_info)
 
 
