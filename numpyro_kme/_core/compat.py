@@ -1,9 +1,8 @@
 """Names of NumPyro and JAX that are not documented as public, in one place."""
 
 import inspect
-import os
 import re
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -28,15 +27,6 @@ except ImportError:  # a JAX that has it elsewhere
         """Never known, so that the gateway (`host`) takes a thread each time: slower, with the same results."""
         return False
 
-
-def more_threads(version: str, environment: MutableMapping[str, str]) -> None:
-    """Eight threads for JAX 0.10, unless told otherwise: with two it waits for itself for ever in programs of several
-    large batches of factorisations. It is excluded, but may be there all the same. Set before JAX makes an array."""
-    if version.startswith("0.10."):
-        environment.setdefault("PJRT_NPROC", "8")
-
-
-more_threads(jax.__version__, os.environ)
 
 WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
 
@@ -203,8 +193,6 @@ def read_arrays_in_present_precision() -> bool:
         from jax._src.literals import TypedNdArray
     except ImportError:
         return False
-    if not issubclass(TypedNdArray, np.ndarray):  # before 0.9.2, which this package does not ask for
-        return False
     known: dict[tuple[int, np.dtype], tuple[ref, ref]] = {}
 
     def read(array: np.ndarray) -> np.ndarray:
@@ -235,21 +223,13 @@ def plain(program: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(program, "jaxpr", program), getattr(program, "consts", ())
 
 
-CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call"}
-CALLS |= {"custom_vjp_call", "custom_vjp_call_jaxpr"}
-PLAYED = {*CALLS, "scan", "cond", "while"}
+PLAYED = {"jit", "closed_call", "remat2", "custom_jvp_call", "custom_vjp_call", "scan", "cond", "while"}
 """Operations of a traced program that run others, one after the other or as their name says: all that can be played."""
 
 
 def programs(equation: Any) -> list[Any]:
     """The programs that an operation of a traced one runs, in the order in which it runs them."""
-    given = equation.params
-    if equation.primitive.name == "while":
-        return [given["cond_jaxpr"], given["body_jaxpr"]]
-    if "branches" in given:
-        return list(given["branches"])
-    named = [given[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in given]
-    return named or [one for one in jax.tree.leaves(tuple(given.values())) if hasattr(plain(one)[0], "eqns")]
+    return [one for one in jax.tree.leaves(tuple(equation.params.values())) if hasattr(plain(one)[0], "eqns")]
 
 
 def constants(program: Any) -> list[Any]:
@@ -301,10 +281,8 @@ def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[Sequence[Any], Seq
 
 def source_line(equation: Any) -> str:
     """Where a user wrote an operation, `file:line (function)`."""
-    try:
-        from jax._src.source_info_util import summarize
-    except ImportError:  # a JAX that has it elsewhere
-        return "place not known"
+    from jax._src.source_info_util import summarize
+
     return summarize(equation.source_info)
 
 

@@ -1,11 +1,12 @@
 """Compiled programs: shared by functions that do the same, and run over rows in blocks of one width."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from contextvars import ContextVar
 from functools import cached_property, wraps
 from hashlib import sha256
+from math import prod
 from threading import Lock
 from typing import Any
 
@@ -132,6 +133,14 @@ def in_blocks(function: Callable[[Any], Any], rows: Any, size: int = BLOCK) -> A
         padded = np.append(index, np.full(size - len(index), start))
         parts.append(_take(to_host(function(_take(rows, padded))), slice(len(index))))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def pieces(flat: Any, shapes: Iterable[tuple[int, ...]]) -> list[Any]:
+    """What `(*lead, total)` is made of, one after another, `(*lead, *shape)` each."""
+    shapes = list(shapes)
+    ends = np.cumsum([prod(shape) for shape in shapes])[:-1].tolist()
+    parts = (np if isinstance(flat, np.ndarray) else jnp).split(flat, ends, axis=-1)
+    return [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, shapes)]
 
 
 def for_rows(function: Callable, num: jax.Array, rows: tuple) -> Any:

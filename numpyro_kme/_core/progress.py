@@ -54,8 +54,9 @@ def _moves() -> bool:
     return tqdm is not tqdm_asyncio or sys.stderr.isatty()
 
 
-def _bar(description: str, shown: bool, values: Iterable | None = None, total: int | None = None) -> tqdm:
-    """A bar if it is to be `shown`, and may be; where it cannot move, a line in its place."""
+def progress(values: Iterable | None, description: str, shown: bool, total: int | None = None) -> tqdm:
+    """The values one by one, with a bar if it is to be `shown`, and may be; where it cannot move, with a line in its
+    place. `total` is for values that do not say how many they are."""
     shown = shown and progress_bars_allowed()
     moves = shown and _moves()
     if shown and not moves:
@@ -63,16 +64,10 @@ def _bar(description: str, shown: bool, values: Iterable | None = None, total: i
     return tqdm(values, desc=description, total=total, disable=not moves)
 
 
-def progress(values: Iterable, description: str, shown: bool, total: int | None = None) -> Iterable:
-    """The values one by one, with a progress bar if it is to be `shown`, and may be; `total` where they do not say how
-    many they are."""
-    return _bar(description, shown, values, total)
-
-
 @contextmanager
 def steps(description: str, total: int, shown: bool) -> Iterator[tqdm]:
     """A bar of so many steps, to be updated within."""
-    bar = _bar(description, shown, total=total)
+    bar = progress(None, description, shown, total)
     with bar, setting(_phase, None if bar.disable else _Phase(description, bar)):
         yield bar
 

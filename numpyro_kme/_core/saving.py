@@ -3,9 +3,9 @@
 A file is a ZIP archive. `header.json` says what it is, `{"numpyro_kme": {"format", "version", "kind"}, "value": ...}`,
 with the value as a tree: numbers and texts as they are, NaN and infinities as `{"float": text}`, and `{"array": i,
 "shape": [...]}` for the array in `arrays/i.npy`, flat, each kept once. `{"object": name, "fields": {...}}` is a
-dataclass or named tuple, of a class that was declared `saveable`; `{"named": kind, "name": name}` is one of a list of
-constants; `{"numpyro": [module, class], ...}` is a distribution, transformation or constraint of NumPyro. Names of
-other classes and anything pickled are errors. No constructor of a dataclass is called.
+dataclass or named tuple, of a class that was declared `saveable`; `{"numpyro": [module, class], ...}` is a
+distribution, transformation or constraint of NumPyro. Names of other classes and anything pickled are errors. No
+constructor of a dataclass is called.
 """
 
 import io
@@ -39,7 +39,6 @@ OF_NUMPYRO: tuple[type, ...] = (dist.Distribution, transforms.Transform, constra
 
 T = TypeVar("T", bound=type)
 _classes: dict[str, type] = {}
-_constants: dict[str, dict[str, Any]] = {}
 
 
 class SavedFileError(ValueError):
@@ -50,11 +49,6 @@ def saveable(cls: T) -> T:
     """Let files hold values of a dataclass or named tuple, by its name; a decorator."""
     _classes[_name(cls)] = cls
     return cls
-
-
-def saveable_constants(cls: type, values: Mapping[str, Any]) -> None:
-    """Let files hold constants of a class, by their names."""
-    _constants[_name(cls)] = dict(values)
 
 
 def _name(cls: type) -> str:
@@ -113,9 +107,8 @@ def write(path: str | PathLike, value: Any) -> None:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr(HEADER, json.dumps({PACKAGE: about, "value": tree}, allow_nan=False))
                 for number, array in enumerate(arrays):
-                    buffer = io.BytesIO()
-                    np.lib.format.write_array(buffer, array, allow_pickle=False)
-                    archive.writestr(f"arrays/{number}.npy", buffer.getvalue())
+                    with archive.open(f"arrays/{number}.npy", "w", force_zip64=True) as entry:
+                        np.lib.format.write_array(entry, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
@@ -154,7 +147,9 @@ def read(path: str | PathLike) -> Any:
                     SavedFileError,
                 )
             count = sum(name.startswith("arrays/") for name in names)
-            arrays = [_array(archive.read(f"arrays/{number}.npy")) for number in range(count)]
+            # whole, so that check sums are compared
+            entries = [io.BytesIO(archive.read(f"arrays/{number}.npy")) for number in range(count)]
+            arrays = [np.lib.format.read_array(entry, allow_pickle=False) for entry in entries]
         return _Decoder(arrays, f"{path}, written by numpyro_kme {about['version']},").decoded(header["value"])
     except SavedFileError:
         raise
@@ -163,10 +158,6 @@ def read(path: str | PathLike) -> Any:
         raise checks.explained(
             f"{path} is damaged, or was changed ({what}). Restore a copy, or make it again.", SavedFileError
         ) from error
-
-
-def _array(data: bytes) -> np.ndarray:
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 class _Writer:
@@ -187,9 +178,6 @@ class _Writer:
             return self._array(np.asarray(value), where)
         value = value._to_save() if isinstance(value, Saved) else value
         kind = _name(type(value))
-        if kind in _constants:
-            names = [name for name, one in _constants[kind].items() if one is value or one == value]
-            return {"named": kind, "name": names[0]}
         if _classes.get(kind) is type(value):
             members = _members(_classes[kind])
             return {"object": kind, "fields": {m: self.encoded(getattr(value, m), f"{where}.{m}") for m in members}}
@@ -239,10 +227,6 @@ class _Decoder:
     def decoded(self, tree: Any) -> Any:
         """The value of a tree."""
         if not isinstance(tree, dict):
-            if isinstance(tree, list):
-                raise checks.explained(
-                    f"{self._which} is damaged: it has a list where a value should be.", SavedFileError
-                )
             return tree
         kinds: dict[str, Callable[[dict], Any]] = {
             "float": lambda t: float(t["float"]),
@@ -251,7 +235,6 @@ class _Decoder:
             "tuple": lambda t: tuple(map(self.decoded, t["tuple"])),
             "list": lambda t: list(map(self.decoded, t["list"])),
             "dict": lambda t: {self.decoded(k): self.decoded(v) for k, v in t["dict"]},
-            "named": lambda t: _constants[t["named"]][t["name"]],
             "object": self._object,
             "numpyro": self._of_numpyro,
         }

@@ -67,7 +67,7 @@ def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_met
     The thread that calls back has the session's precision, not that of the gateway around it (`host`): JAX would round
     the arguments and reject the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than
     `AT_ONCE` would be copied by the pool of threads to which the thread that calls back belongs, and on one CPU it
-    would wait for itself for ever (JAX 0.10, jax-ml/jax#25861); so they travel in pieces.
+    would wait for itself for ever (JAX 0.9, jax-ml/jax#25861); so they travel in pieces.
 
     Args:
         function: Takes NumPy arrays; returns an array of the declared shape.

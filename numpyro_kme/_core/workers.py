@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -53,7 +52,7 @@ def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
         return [run(item) for item in items]
     begun, workers = time.perf_counter(), _pool.taken(len(items) - 1)
     if workers:
-        return _shared(_OnHost(function), items, workers)
+        return _shared(partial(_item_on_host, function), items, workers)
     with ThreadPoolExecutor(processors()) as threads:
         found = list(threads.map(run, items))
     _pool.worked(time.perf_counter() - begun)
@@ -66,8 +65,8 @@ def later(function: Callable, *args: Any, **how: Any) -> Callable[[], Any]:
     call, workers = partial(function, *args, **how), _pool.taken(1)
     if not workers:
         return call
-    thread = ThreadPoolExecutor(1)
-    begun = thread.submit(_evaluated, workers[0], _InPrecision(jax.enable_x64.value), deque([0]), [call])
+    thread, evaluate = ThreadPoolExecutor(1), partial(in_precision, x64=jax.enable_x64.value)
+    begun = thread.submit(_evaluated, workers[0], evaluate, deque([0]), [call])
     thread.shutdown(wait=False)
 
     def result():
@@ -82,24 +81,8 @@ def running() -> list[Worker]:
     return [worker for worker in _pool.workers if worker.alive]
 
 
-@dataclass(frozen=True)
-class _OnHost:
-    """`on_host(function)`, for another process."""
-
-    function: Callable
-
-    def __call__(self, item):
-        return on_host(self.function)(item)
-
-
-@dataclass(frozen=True)
-class _InPrecision:
-    """Evaluates calls in the precision that was in force where they were begun."""
-
-    x64: bool
-
-    def __call__(self, call):
-        return in_precision(call, self.x64)
+def _item_on_host(function: Callable, item: Any) -> Any:
+    return on_host(function)(item)
 
 
 def _shared(function: Callable, items: list, workers: list[Worker]) -> list:

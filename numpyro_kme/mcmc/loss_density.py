@@ -13,6 +13,7 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import full_precision, in_present_precision, on_host
+from numpyro_kme._core.programs import pieces
 from numpyro_kme.losses.base import Loss, WeightedObjective
 from numpyro_kme.losses.generator import Generator, QuadratureNodes
 from numpyro_kme.mcmc.noise import NoiseForm
@@ -62,9 +63,7 @@ class Call:
     def __call__(self, arguments, noise, row=None):
         """Simulate one point, with the arguments of group `row`."""
         arguments = arguments if row is None else arguments.reshape(*self.groups, -1)[row]
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        blocks = zip(jnp.split(arguments, ends), self.shapes, self.dtypes)
-        params = [block.reshape(shape).astype(dtype) for block, shape, dtype in blocks]
+        params = [block.astype(dtype) for block, dtype in zip(pieces(arguments, self.shapes), self.dtypes)]
         return one_point(self.fn, params, noise, self.black_box)
 
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import scipy
-from jax.scipy.special import ndtr
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise, QuadratureNodes
+from numpyro_kme.models import normalise
 from numpyro_kme.models.lifting import LiftedNoise, NoiseNotLifted, lift_noise
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
@@ -206,29 +206,15 @@ def _lifted(fn: Callable, shapes: tuple, dtypes: tuple) -> LiftedNoise | str:
 @lru_cache(maxsize=256)
 def _declared(fn: FromNoise) -> NormalNoise | None:
     """A declared noise as a function of normals; None where it is not known as one."""
-    shape, base = fn.noise.shape(), compat.innermost(fn.noise)
-    size = int(np.prod(shape))
-    if isinstance(base, dist.MultivariateNormal) and base.shape() == shape and len(shape) == 1:
-        return NormalNoise(size, partial(_correlated, base))
     try:
-        jax.eval_shape(base.icdf, np.full(base.batch_shape, 0.5))
-    except (NotImplementedError, AttributeError, ImportError):
+        normalise.check(fn.noise)
+    except normalise.NoNormalMap:
         return None
-    if isinstance(base, dist.Normal):
-        return NormalNoise(size, partial(_scaled, base, shape))
-    return NormalNoise(size, partial(_by_quantiles, base, shape))
+    return NormalNoise(int(np.prod(fn.noise.shape())), partial(_of_normals, fn.noise))
 
 
-def _correlated(base, z):
-    return base.loc + base.scale_tril @ z
-
-
-def _scaled(base, shape, z):
-    return base.loc + base.scale * z.reshape(shape)
-
-
-def _by_quantiles(base, shape, z):
-    return base.icdf(ndtr(z.reshape(shape)))
+def _of_normals(noise, z):
+    return normalise.from_normal(noise, z.reshape(noise.shape()))
 
 
 def fresh_nodes(drawn: Noise, key: jax.Array, noise: FreshNoise) -> QuadratureNodes:

@@ -3,7 +3,6 @@
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card
 from numpyro_kme._core.host import on_host
-from numpyro_kme._core.programs import LIGHT, in_blocks
+from numpyro_kme._core.programs import LIGHT, in_blocks, pieces
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models import by_numpy, matching
 from numpyro_kme.models.matching import Column
@@ -197,7 +196,7 @@ class Coordinates:
         inner, outer = (np.stack(part, axis=1) for part in zip(*((column.inner, column.outer) for column in read)))
         entries = np.tile(self.rest, (len(rows), 1)).astype(np.float64)
         entries[:, self.entries] = ((rows[:, self.readers] - outer[0]) / outer[1] - inner[0]) / inner[1]
-        normals = [prior.to_normal(part) for prior, part in zip(priors, self._parts(entries).values())]
+        normals = [prior.to_normal(part) for prior, part in zip(priors, self._split(entries))]
         return np.concatenate([z.reshape(len(rows), -1) for z in normals], axis=1)[:, self.entries]
 
     def at(self, arguments: ArrayLike) -> np.ndarray:
@@ -214,19 +213,14 @@ class Coordinates:
             return in_blocks(partial(_latents_rows, self), rows, ROWS)
         normals = np.zeros((len(rows), len(self.rest)))
         normals[:, self.entries] = rows
-        return {name: prior.from_normal(part) for prior, (name, part) in zip(priors, self._parts(normals).items())}
+        parts = zip(self.sites, priors, self._split(normals))
+        return {name: prior.from_normal(part) for (name, _), prior, part in parts}
 
     def _priors_by_numpy(self) -> list[by_numpy.Prior] | None:
         """Where arguments are affine functions of latents, and NumPy knows the priors of these."""
-        if not isinstance(self.priors, Independent) or any(one.link != matching.IDENTITY for one in self.columns):
+        if not isinstance(self.priors, Independent) or any(one.link != "identity" for one in self.columns):
             return None
         return by_numpy.priors(self.priors.fns)
-
-    def _parts(self, entries: np.ndarray) -> dict[str, np.ndarray]:
-        """Entries `(m, D)` by site, `(m, *shape)`."""
-        ends = np.cumsum([prod(shape) for _, shape in self.sites])[:-1]
-        parts = zip(self.sites, np.split(entries, ends, axis=1))
-        return {name: part.reshape(len(part), *shape) for (name, shape), part in parts}
 
     def inverse(self, z: ArrayLike) -> jax.Array:
         """Arguments `(p,)` of one call at the coordinates `(D,)`."""
@@ -243,9 +237,9 @@ class Coordinates:
         normals = jnp.zeros(self.rest.shape, z.dtype).at[jnp.asarray(self.entries)].set(z)
         return self.priors.from_normal(self._split(normals))
 
-    def _split(self, entries: jax.Array) -> tuple[jax.Array, ...]:
-        ends = [int(end) for end in np.cumsum([prod(shape) for _, shape in self.sites])[:-1]]
-        return tuple(part.reshape(shape) for part, (_, shape) in zip(jnp.split(entries, ends), self.sites))
+    def _split(self, entries: ArrayLike) -> tuple[Any, ...]:
+        """Entries `(..., D)` by site, `(..., *shape)`."""
+        return tuple(pieces(entries, (shape for _, shape in self.sites)))
 
 
 ROWS = 512

@@ -2,8 +2,8 @@
 
 The simulator is traced, and its program played with one input more: wherever it draws, it takes entries of `z`. Draws
 whose quantile function is known (`quantiles`) take one normal a number and are precise in both tails; any other draw
-takes random words made of `ndtr(z)`. The law of the output is the simulator's own, and its noise is a point, at which
-there is quadrature, low discrepancy, and a derivative.
+takes random words made of `ndtr(z)`. The distribution of the output is the simulator's own, and its noise
+is a point, at which there is quadrature, low discrepancy, and a derivative.
 """
 
 from collections import Counter
@@ -57,7 +57,8 @@ class LiftedNoise:
 def lift_noise(fn: Callable, *params: Any, most_loops: int | None = None) -> LiftedNoise:
     r"""Write a simulator as a function of standard normals: `fn(rng_key, *params)` as `lifted(z, *params)`.
 
-    With $z \sim N(0, I)$ of shape `(lifted.dim,)` the law of `lifted(z, *params)` is that of `fn(rng_key, *params)`.
+    With $z \sim N(0, I)$ of shape `(lifted.dim,)` the distribution of `lifted(z, *params)` is that of
+    `fn(rng_key, *params)`.
     It can be traced and differentiated: normal, uniform, exponential, gamma and the like are smooth in `z` and in
     their parameters, and precise in both tails; counts (Poisson, binomial, geometric) are made by inversion and
     constant in their parameters, so that they have no derivative. Draws inside `scan`, `fori_loop`, `vmap`, `cond`,

@@ -1,7 +1,7 @@
 """How the arguments of a simulator follow from latents, entry by entry, found from draws."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,23 +14,17 @@ from scipy.special import ndtri
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import on_host, to_host
-from numpyro_kme._core.saving import saveable_constants
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models import prior_maps
 from numpyro_kme.models.prior_maps import NotExact
 from numpyro_kme.models.problem import Draws, Latent, Problem
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """An increasing or decreasing function of one variable and its inverse."""
 
-    name: str
     forward: Callable[[ArrayLike], jax.Array]
     inverse: Callable[[ArrayLike], jax.Array]
-
-    def __reduce__(self) -> tuple[Callable, tuple[str]]:
-        return link_named, (self.name,)
 
 
 LEAST, MOST = 2.0**-126, 1.0 - 2.0**-24
@@ -53,53 +47,41 @@ def _logit(a: ArrayLike) -> jax.Array:
     return logit(jnp.where(a == 0.0, LEAST, jnp.where(a == 1.0, MOST, a)))
 
 
-IDENTITY = Link("identity", jnp.asarray, jnp.asarray)
-EXP = Link("exp", jnp.exp, _log)
-EXPIT = Link("expit", expit, _logit)
-SOFTPLUS = Link("softplus", jax.nn.softplus, _inverse_softplus)
-LINKS = (
-    IDENTITY,
-    EXP,
-    Link("log", jnp.log, jnp.exp),
-    EXPIT,
-    Link("logit", logit, expit),
-    Link("reciprocal", jnp.reciprocal, jnp.reciprocal),
-    Link("square", jnp.square, jnp.sqrt),
-    Link("sqrt", jnp.sqrt, jnp.square),
-    Link("log1p", jnp.log1p, jnp.expm1),
-    Link("expm1", jnp.expm1, jnp.log1p),
-    SOFTPLUS,
-)
+LINKS = {
+    "identity": Link(jnp.asarray, jnp.asarray),
+    "exp": Link(jnp.exp, _log),
+    "log": Link(jnp.log, jnp.exp),
+    "expit": Link(expit, _logit),
+    "logit": Link(logit, expit),
+    "reciprocal": Link(jnp.reciprocal, jnp.reciprocal),
+    "square": Link(jnp.square, jnp.sqrt),
+    "sqrt": Link(jnp.sqrt, jnp.square),
+    "log1p": Link(jnp.log1p, jnp.expm1),
+    "expm1": Link(jnp.expm1, jnp.log1p),
+    "softplus": Link(jax.nn.softplus, _inverse_softplus),
+}
 
 
 SOFTPLUS_WIDTHS = (0.5, 1.0, 2.0)
 """Widths that are tried for positive arguments, in medians: a half-normal is most normal at 0.5, a gamma at 1 to 2."""
 
 
-def link_named(name: str) -> Link:
-    """One of `LINKS`."""
-    return next(link for link in LINKS if link.name == name)
-
-
-saveable_constants(Link, {link.name: link for link in LINKS})
-
-
 @register
 class Column:
-    """An argument as a function of an entry `t` of a latent: `outer_0 + outer_1 h(inner_0 + inner_1 t)`."""
+    """An argument, of an entry `t` of a latent: `outer_0 + outer_1 h(inner_0 + inner_1 t)`, with a link `h`."""
 
-    link: Link = field(metadata={"static": True})
+    link: str = field(metadata={"static": True})
     entry: int = field(default=0, metadata={"static": True})
     inner: np.ndarray = field(default_factory=lambda: np.array([0.0, 1.0]))
     outer: np.ndarray = field(default_factory=lambda: np.array([0.0, 1.0]))
 
     def __call__(self, t: jax.Array) -> jax.Array:
         """The argument, given the entry."""
-        return self.outer[0] + self.outer[1] * self.link.forward(self.inner[0] + self.inner[1] * t)
+        return self.outer[0] + self.outer[1] * LINKS[self.link].forward(self.inner[0] + self.inner[1] * t)
 
     def solve(self, a: ArrayLike) -> jax.Array:
         """The entry, given the argument."""
-        return (self.link.inverse((a - self.outer[0]) / self.outer[1]) - self.inner[0]) / self.inner[1]
+        return (LINKS[self.link].inverse((a - self.outer[0]) / self.outer[1]) - self.inner[0]) / self.inner[1]
 
 
 def applied(columns: Sequence[Column], t: jax.Array) -> jax.Array:
@@ -125,13 +107,13 @@ def _linked(columns: Sequence[Column], direction: str, values: jax.Array) -> jax
     """Each link once, for all columns that have it, so that programs are small and compile soon."""
     links = [column.link for column in columns]
     places = {link: np.flatnonzero([own == link for own in links]) for link in links}
-    parts = [getattr(link, direction)(values[own]) for link, own in places.items()]
+    parts = [getattr(LINKS[link], direction)(values[own]) for link, own in places.items()]
     return jnp.concatenate(parts)[np.argsort(np.concatenate(list(places.values())))]
 
 
 def constant(value: float) -> Column:
     """The argument that no entry moves."""
-    return Column(IDENTITY, outer=np.array([float(value), 0.0]))
+    return Column("identity", outer=np.array([float(value), 0.0]))
 
 
 def is_monotone(a: np.ndarray, t: np.ndarray) -> bool:
@@ -147,7 +129,7 @@ def find(a: np.ndarray, t: np.ndarray) -> Column | None:
     counts if it gives `a` to about 200 roundings and its inverse gives `t` to a thousandth of its standard deviation.
     """
     if np.array_equal(a, t):
-        return Column(IDENTITY)
+        return Column("identity")
     eps = np.finfo(np.result_type(a, np.float32)).eps
     return _first(a, t, 200 * eps)
 
@@ -164,14 +146,14 @@ def _first(a, t, tolerance) -> Column | None:
 
 
 def _candidates(a: np.ndarray, t: np.ndarray):
-    for link in LINKS:
-        yield Column(link)
-    for link in LINKS:
+    for name in LINKS:
+        yield Column(name)
+    for name, link in LINKS.items():
         if (inner := _affine(t, np.asarray(link.inverse(a)))) is not None:
-            yield Column(link, inner=inner)
-    for link in LINKS[1:]:
-        if (outer := _affine(np.asarray(link.forward(t)), a)) is not None:
-            yield Column(link, outer=outer)
+            yield Column(name, inner=inner)
+    for name, link in LINKS.items():
+        if name != "identity" and (outer := _affine(np.asarray(link.forward(t)), a)) is not None:
+            yield Column(name, outer=outer)
 
 
 def _affine(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
@@ -234,7 +216,7 @@ def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) 
     moving = np.flatnonzero(np.ptp(table, axis=0) > 0.0)
     columns = [constant(value) for value in table[0]]
     for entry, k in enumerate(moving):
-        column = _most_normal(table[:, k]) if choose_links else Column(IDENTITY)
+        column = _most_normal(table[:, k]) if choose_links else Column("identity")
         columns[k] = replace(column, entry=entry)
     t = np.stack([np.asarray(columns[k].solve(table[:, k])) for k in moving], axis=1)
     low, median, high = np.quantile(t, [0.158655, 0.5, 0.841345], axis=0)
@@ -294,12 +276,12 @@ def _most_normal(a: np.ndarray) -> Column:
     Judged by the correlation of the sorted draws on that scale with normal quantiles; the identity unless
     another is clearly better. A softplus is linear above its width and exponential below.
     """
-    choices = [Column(IDENTITY)]
+    choices = [Column("identity")]
     if np.all(a > 0.0):
         widths = np.array(SOFTPLUS_WIDTHS) * np.median(a)
-        choices += [Column(EXP), *(Column(SOFTPLUS, outer=np.array([0.0, width])) for width in widths)]
+        choices += [Column("exp"), *(Column("softplus", outer=np.array([0.0, width])) for width in widths)]
     if np.all((a > 0.0) & (a < 1.0)):
-        choices.append(Column(EXPIT))
+        choices.append(Column("expit"))
     scores = ndtri((np.arange(len(a)) + 0.5) / len(a))
     fits = [np.corrcoef(np.sort(np.asarray(column.solve(a))), scores)[0, 1] for column in choices]
     best = int(np.argmax(fits))

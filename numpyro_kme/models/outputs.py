@@ -103,18 +103,23 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
 def _traced_event(fn, shapes, dtypes):
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
     entries: dict[str, Shape] = {}
+    # JAX keeps the trace of a jitted function
+    bare = getattr(fn, "__wrapped__", fn) if isinstance(fn, jax.stages.Wrapped) else fn
 
     def traced(*args):
         with compat.outside_all():
-            event = fn(*args)  # `fn` as it is now
+            event = bare(*args)  # as it is now
         if not isinstance(event, Mapping):
             return event
         entries.update({str(entry): np.shape(value) for entry, value in event.items()})
         return jax.numpy.concatenate([jax.numpy.ravel(value) for value in event.values()])
 
-    inputs, state = (jax.eval_shape(random.key, 0), *structs), _state_of_numpy()
+    inputs = jax.eval_shape(random.key, 0), *structs
     try:
-        program, event = jax.make_jaxpr(traced, return_shape=True)(*inputs)
+        # twice: what a simulator draws by NumPy it draws when it is traced, and the program holds
+        (program, event), (again, _) = (
+            jax.make_jaxpr(lambda *args: traced(*args), return_shape=True)(*inputs) for _ in range(2)
+        )
     except Exception as error:
         why = str(error) or f"{type(error).__name__}. Sites of NumPyro in it need handlers.seed(rng_seed=key)."
         raise checks.explained(
@@ -128,39 +133,12 @@ def _traced_event(fn, shapes, dtypes):
         f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or a dictionary of "
         "arrays with their names.",
     )
-    draws_by_key = _uses(program.jaxpr, program.jaxpr.invars[0])
     checks.require(
-        (draws_by_key and state == _state_of_numpy()) or _traced_twice_the_same(fn, inputs),
+        compat.fingerprint(program) == compat.fingerprint(again),
         f"Simulator `{name(fn)}` draws random numbers of NumPy, which JAX would keep for all simulations. Draw from "
         "the key, or declare a NumPy simulator fn(rng, *params) by passing shape.",
     )
     return event, entries
-
-
-def _uses(jaxpr: Any, variable: Any) -> bool:
-    """Whether an operation takes a variable, inside of jitted functions too."""
-    for equation in jaxpr.eqns:
-        for place, one in enumerate(equation.invars):
-            if one is variable:
-                inner: Any = getattr(equation.params.get("jaxpr"), "jaxpr", None)
-                if inner is None or len(inner.invars) != len(equation.invars) or _uses(inner, inner.invars[place]):
-                    return True
-    return False
-
-
-def _traced_twice_the_same(fn: Callable, inputs: Sequence) -> bool:
-    """Whether a JAX simulator is the same program each time it is traced: what it draws by NumPy it draws then."""
-    if isinstance(fn, jax.stages.Wrapped):  # JAX keeps the trace of a jitted function
-        fn = getattr(fn, "__wrapped__", fn)
-    with compat.outside_all():
-        programs = {compat.fingerprint(jax.make_jaxpr(lambda *args: fn(*args))(*inputs)) for _ in range(2)}
-    return len(programs) == 1
-
-
-def _state_of_numpy() -> str:
-    """That of its global random numbers."""
-    _, words, *place = np.random.get_state()  # noqa: NPY002
-    return f"{np.asarray(words).tobytes()!r} {place}"
 
 
 def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:

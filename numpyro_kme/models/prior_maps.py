@@ -94,11 +94,6 @@ def product(parts: Sequence[Mixture]) -> Mixture:
     return Mixture(weights, means, covariances)
 
 
-def num_components(parts: Sequence[Mixture]) -> int:
-    """Components of the product of `parts`."""
-    return math.prod(len(part.weights) for part in parts)
-
-
 def read(fn: dist.Distribution, shape: tuple[int, ...] | None = None):
     """Split a prior that is a mixture of normals into an affine map and a mixture.
 
@@ -172,7 +167,7 @@ def _moments(fn: dist.Distribution) -> tuple[np.ndarray, np.ndarray] | None:
 def maps(used: Mapping[str, Latent], shown: Mapping[str, list[int]], *, mixtures: bool):
     """For each site a distribution with a map to normals, and the mixtures that mapped entries follow."""
     split = {name: read(latent.fn) if mixtures else None for name, latent in used.items()}
-    count = num_components([part for found in split.values() if found for part in found[1]])
+    count = math.prod(len(part.weights) for found in split.values() if found for part in found[1])
     fns: list[dist.Distribution] = []
     parts: list[Mixture] = []
     for name, latent in used.items():

@@ -171,11 +171,10 @@ class Problem(Recomputed):
         """Arguments `(m, p)` of a simulator taken for the latents, one after another, `{site: (m, *shape)}`; none where
         these are of another number, one is discrete, or an argument does not vary."""
         shapes = {name: np.shape(latent.value) for name, latent in self.latents.items()}
-        ends = np.cumsum([prod(shape) for shape in shapes.values()])
-        if self.discrete or arguments.shape[1:] != (ends[-1],) or not np.ptp(arguments, axis=0).all():
+        total = sum(map(prod, shapes.values()))
+        if self.discrete or arguments.shape[1:] != (total,) or not np.ptp(arguments, axis=0).all():
             return {}
-        parts = np.split(arguments, ends[:-1], axis=1)
-        return {name: part.reshape(-1, *shape) for (name, shape), part in zip(shapes.items(), parts)}
+        return dict(zip(shapes, programs.pieces(arguments, shapes.values())))
 
     def gives(self, latents: Arrays, site: str, arguments: np.ndarray) -> bool:
         """Whether the simulator at a site takes these arguments `(m, *groups, p)` at latents `{site: (m, *shape)}`.

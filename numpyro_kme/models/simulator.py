@@ -1,7 +1,6 @@
 """A simulator as a NumPyro distribution: it draws, and has no density."""
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from numpyro.distributions.distribution import Distribution, MaskedDistribution
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, brief, shown
 from numpyro_kme._core.host import in_jax_types, in_present_precision
+from numpyro_kme._core.programs import pieces
 from numpyro_kme.models import outputs
 from numpyro_kme.models import simulator_functions as functions
 from numpyro_kme.models.simulator_functions import Shape
@@ -157,13 +157,8 @@ class Simulator(Distribution):
 
     def with_arguments(self, arguments: ArrayLike) -> "Simulator":
         """The same simulator under the same plates, at other `arguments` of shape `groups + (p,)`."""
-        ends = np.cumsum([math.prod(shape) for shape in self.call_shapes])[:-1]
-        blocks = jnp.split(jnp.asarray(arguments), ends, axis=-1)
-        new = copy.copy(self)
-        new.params = tuple(
-            block.reshape(self.groups + shape).astype(param.dtype)
-            for block, shape, param in zip(blocks, self.call_shapes, self.params)
-        )
+        new, blocks = copy.copy(self), pieces(jnp.asarray(arguments), self.call_shapes)
+        new.params = tuple(block.astype(param.dtype) for block, param in zip(blocks, self.params))
         return new
 
     def broadcast_params(self, lead: Shape) -> list[jax.Array]:

@@ -191,8 +191,9 @@ class FromNoise:
 
     Args:
         fn: `(noise, *params) -> one event`, traceable.
-        noise: Distribution of the noise of one event, with an inverse CDF (`icdf`), for instance
-            `dist.Normal(0, 1).expand([3]).to_event(1)`.
+        noise: Distribution of the noise of one event, for instance `dist.Normal(0, 1).expand([3]).to_event(1)`.
+            Quadrature and low-discrepancy points take a normal one or a continuous one with a `cdf`, as a gamma, a
+            beta or a mixture; noise of another distribution is drawn.
     """
 
     fn: Callable

@@ -92,7 +92,11 @@ class SimulatorSite:
         """That an observation is one that the simulator could give, where it is not NaN: finite, and whole where its
         outputs are."""
         seen = self.counted(np.asarray(self.observed))
-        self._check_ends(name, seen)
+        checks.require(
+            not self.simulator.ragged or bool(lengths(seen.reshape(-1, *self.simulator.event_shape)).all()),
+            f"The observation at {name!r} has no row: NaN at its end says that it ends there (ragged=True), and its "
+            "first row is NaN. Leave it out by numpyro.handlers.mask, or give at least one row.",
+        )
         checks.require(
             not self.missing or bool(self.mask.any()),
             f"Nothing was observed at {name!r}: all {self.missing} entries that count are NaN. The posterior is the "
@@ -107,17 +111,6 @@ class SimulatorSite:
             f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator "
             f"`{self.simulator.name}` gives whole numbers ({self.simulator.dtype}). Observe whole numbers, or let the "
             "simulator return what was averaged.",
-        )
-
-    def _check_ends(self, name: str, seen: np.ndarray) -> None:
-        """That outputs of any length have a row at least."""
-        if not self.simulator.ragged:
-            return
-        event = self.simulator.event_shape
-        checks.require(
-            bool(lengths(seen.reshape(-1, *event)).all()),
-            f"The observation at {name!r} has no row: NaN at its end says that it ends there (ragged=True), and its "
-            "first row is NaN. Leave it out by numpyro.handlers.mask, or give at least one row.",
         )
 
     def require_no_gaps(self, name: str, which: str) -> None:

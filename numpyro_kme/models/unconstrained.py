@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from scipy.special import expit, logit
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import constants
-from numpyro_kme._core.programs import Program
+from numpyro_kme._core.programs import Program, pieces
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.models.tracing import run, set_from
 
@@ -126,11 +125,9 @@ class Unconstrained:
         """The latents at many vectors `(m, D)`, `{site: (m, *shape)}`."""
         if self.by_numpy is None:
             return Program(jax.vmap(self.constrain))(u)
-        ends = np.cumsum([prod(shape) for shape in self.shapes.values()])
-        pieces, kind = np.split(np.asarray(u, np.float64), ends, axis=1), jnp.result_type(float)
+        parts, kind = pieces(np.asarray(u, np.float64), self.shapes.values()), jnp.result_type(float)
         with np.errstate(all="ignore"):  # as JAX, where a value is too large
-            values = {name: self.by_numpy[name][0](piece) for name, piece in zip(self.shapes, pieces)}
-        return {name: value.reshape(len(u), *self.shapes[name]).astype(kind) for name, value in values.items()}
+            return {name: self.by_numpy[name][0](part).astype(kind) for name, part in zip(self.shapes, parts)}
 
     def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
         """The latents at `u`, `{site: value}`; no density is evaluated."""
@@ -160,12 +157,11 @@ class Unconstrained:
         return latents, Terms(prior, log_jacobian, likelihood), arguments
 
     def _trace(self, u, given: Arrays = MappingProxyType({})):
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
-        pieces = dict(zip(self.shapes, jnp.split(u, ends)))
+        parts = dict(zip(self.shapes, pieces(u, self.shapes.values())))
         log_jacobians = []
 
         def value(name, fn):
-            piece = pieces[name].reshape(self.shapes[name])
+            piece = parts[name]
             transform = biject_to(fn.support)
             found = transform(piece)
             log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(piece, found)))

@@ -301,7 +301,4 @@ class Store:
 def _zarr():
     with checks.needs("A store of simulations needs", "zarr", "store"):
         import zarr
-    checks.require(
-        int(zarr.__version__.partition(".")[0]) >= 3, f"A store needs zarr 3; {zarr.__version__} is installed."
-    )
     return zarr

@@ -126,10 +126,10 @@ def test_warnings_of_all_processes_are_raised_here(pool):
 
 
 def test_an_interrupt_ends_what_they_are_at(pool, monkeypatch):
-    def interrupted(number):
+    def interrupted(function, number):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers, "_OnHost", lambda function: interrupted)
+    monkeypatch.setattr(workers, "_item_on_host", interrupted)
     with pytest.raises(KeyboardInterrupt):
         workers.in_parallel(slowly, range(40))
     assert not workers.running()

@@ -311,8 +311,15 @@ def test_models_that_do_not_fit_are_explained(wrong, args, noise, sentence):
         dist.Normal(jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0])).to_event(1),
         dist.Gumbel(1.0, 2.0).expand([2]).to_event(1),
         dist.Normal(1.0, 2.0),
+        dist.Gamma(2.0, jnp.array([1.0, 3.0])).to_event(1),
+        dist.Beta(2.0, 3.0),
+        dist.StudentT(8.0, 1.0, 2.0).expand([2]).to_event(1),
+        dist.Chi2(5.0),
+        dist.InverseGamma(8.0, 3.0),
+        dist.MixtureSameFamily(dist.Categorical(jnp.array([0.3, 0.7])), dist.Normal(jnp.array([-2.0, 1.0]), 0.5)),
+        dist.MultivariateNormal(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[2.0, 0.8], [0.8, 1.0]])).to_event(1),
     ],
-    ids=["correlated", "scaled", "quantiles", "scalar"],
+    ids=["correlated", "scaled", "gumbel", "scalar", "gamma", "beta", "t", "chi2", "inverse gamma", "mixture", "batch"],
 )
 def test_declared_noise_follows_from_normals(declared):
     """Even points have the declared mean and covariance, within what 4096 of them resolve."""
@@ -326,7 +333,7 @@ def test_declared_noise_follows_from_normals(declared):
     np.testing.assert_allclose(np.cov(values.T / sd[:, None]), np.cov(exact.T / sd[:, None]), atol=0.25)
 
 
-def test_noise_without_quantiles_is_drawn():
+def test_noise_that_does_not_follow_from_normals_is_drawn():
     for fn, why in [
         (FromNoise(lambda noise, mean: mean + noise, dist.HurdlePoisson(0.3, 2.0)), "declared, drawn .* `while` loop"),
         (until_positive, "drawn independently from random keys, not lifted: .*most_loops"),
@@ -334,6 +341,8 @@ def test_noise_without_quantiles_is_drawn():
     ]:
         found = even_noise(Simulator(fn, 0.0))
         assert isinstance(found.rule, DrawnNoise) and re.search(why, found.note), found.note
+    whole = FromNoise(lambda noise, mean: mean + noise, dist.DiscreteUniform(0, 3))
+    assert even_noise(Simulator(whole, 0.0)).note == "1 randint a draw, lifted"
     found = even_noise(Simulator(on_host, 0.0, shape=(), dtype=float))
     assert isinstance(found.rule, DrawnNoise) and "`on_host` runs in NumPy" in found.note
 

@@ -490,6 +490,10 @@ def test_numpys_own_random_numbers_are_refused_in_a_jax_simulator():
     Simulator(fixed, 1.0)
     with pytest.raises(ValueError, match="draws random numbers of NumPy, which JAX would keep for all simulations"):
         Simulator(lambda key, theta: theta + random.normal(key) + np.random.normal(), 1.0)  # noqa: NPY002
+    beside_the_key = lambda key, theta: theta + random.normal(key) + np.random.default_rng().normal()  # noqa: E731
+    for fn in (beside_the_key, jax.jit(beside_the_key)):
+        with pytest.raises(ValueError, match="draws random numbers of NumPy, which JAX would keep for all simulations"):
+            Simulator(fn, 1.0)
     seeds_them_itself = lambda key, theta: theta + np.random.RandomState(0).normal() + random.normal(key)  # noqa: E731
     Simulator(seeds_them_itself, 1.0)
 
