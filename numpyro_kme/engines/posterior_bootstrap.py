@@ -14,7 +14,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap import newton
-from numpyro_kme.bootstrap.emulated import least_starts
+from numpyro_kme.bootstrap.emulated.replicates import least_starts
 from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.replicates import NOISY, WRONG, Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.settings import Settings
