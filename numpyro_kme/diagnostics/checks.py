@@ -312,7 +312,7 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
         )
     require_served(engine)
     predictive_key, calibrate_key = split(rng_key)
-    predictive = predictive_check(predictive_key, posterior)
+    predictive = predictive_check(predictive_key, engine)
     tests = {}
     for site, y in problem.observations.items():
         if problem.simulators[site].mask.any() and np.isfinite(simulations.x[site]).all() and not np.isnan(y).all():
