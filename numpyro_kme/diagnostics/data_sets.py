@@ -12,6 +12,7 @@ from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.simulations import Retry, SimulatedMissing, Simulations
+from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.simulate import Plan
 
 Arguments = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
@@ -33,7 +34,7 @@ def plan_of_data(found: Engine | Posterior) -> Plan:
         known = {} if found.simulations is None else found.simulations.x
         lost = any(np.isnan(x).any() for site, x in known.items() if not sites[site].simulator.ragged)
         plan = Plan(1, missing=SimulatedMissing() if lost else None)
-    policy = replace(plan.on_failure, then="skip") if isinstance(plan.on_failure, Retry) else "skip"
+    policy: OnFailure = replace(plan.on_failure, then="skip") if isinstance(plan.on_failure, Retry) else "skip"
     return replace(plan, simulations=None, store=None, version=None, on_failure=policy, progress_bar=False)
 
 
