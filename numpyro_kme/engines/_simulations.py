@@ -11,6 +11,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
@@ -150,7 +151,8 @@ def check_sites(problem: Problem, form: Form | None) -> None:
         problem.simulators[site].check_observed(site)
         simulator = problem.simulators[site].simulator
         checks.require(
-            simulator.batch_shape == simulator.groups or getattr(form, "data_kernel", None) is None,
+            simulator.batch_shape == simulator.groups
+            or not (isinstance(form, KernelMeans) and form.data_kernel is not None),
             f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
             "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
             "simulator, or leave `data_kernel` out.",
