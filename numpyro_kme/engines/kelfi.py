@@ -321,7 +321,8 @@ class KELFI(SimulationEngine):
         }
         errors = location_errors(problem, learnt.likelihoods, drawn)
         default, half = (
-            _comparison.moved(problem, learnt.likelihoods, others, drawn) for others in (learnt.default, learnt.halves)
+            _comparison.moved(problem, learnt.likelihoods, others, drawn)
+            for others in (learnt.default, learnt.half_likelihoods)
         )
         confirmed, priors = _comparison.confirmed(learnt.half, drawn), measures if self.learn_prior else {}
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
