@@ -162,9 +162,9 @@ def _tails_message(site: str, proportion: float, at: SimulatorSite) -> str:
     )
     return (
         f"Under {proportion:.0%} of the posterior draws {beyond} than any simulation is from its own prediction: the "
-        f"tails of the likelihood decide, and they are learnt from no simulation. The posterior may be too wide. {why}. "
-        "Ask `kme.diagnostics.misspecification_test` first: more simulations (`num_simulations`) help where the model "
-        "makes such data, if rarely, and not where it never does."
+        "tails of the likelihood decide, and they are learnt from no simulation. The posterior may be too wide. "
+        f"{why}. Ask `kme.diagnostics.misspecification_test` first: more simulations (`num_simulations`) help where "
+        "the model makes such data, if rarely, and not where it never does."
     )
 
 
