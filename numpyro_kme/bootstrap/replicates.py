@@ -181,7 +181,7 @@ def posterior_bootstrap(
     """
     process, settings = process or DirichletProcess(), settings or Settings()
     if settings.method == "emulated":
-        from numpyro_kme.bootstrap.emulated import emulated_bootstrap  # which returns `Replicates`
+        from numpyro_kme.bootstrap.emulated.replicates import emulated_bootstrap  # which returns `Replicates`
 
         return emulated_bootstrap(rng_key, objective, starts, process, settings)
     keys = split(rng_key, 3)

@@ -1,5 +1,7 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
+import textwrap
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 from typing import Any
@@ -13,7 +15,7 @@ from numpyro_kme._core.display import Card, between, frozen, numbers
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics import uniformity
-from numpyro_kme.diagnostics.data_sets import Arguments, data_sets
+from numpyro_kme.diagnostics.data_sets import Arguments, data_sets, plan_of_data
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.kelfi import KELFI
@@ -56,6 +58,7 @@ class Calibration:
         refused: How many further data sets the engine refused, as having no posterior. Whether it does depends on the
             data alone, and ranks are uniform given any data, so that leaving them out is fair. Of those data nothing
             is known.
+        failures: How many further data sets could not be simulated, by kind. They are left out for the same reason.
         margin: Errors that are let pass, in posterior standard deviations.
     References: Talts et al. (2018), arXiv:1804.06788; Lemos et al. (2023), ICML; Modrak et al. (2023), Bayesian
     Analysis.
@@ -67,6 +70,7 @@ class Calibration:
     data: Arrays = field(default_factory=dict)
     refused: int = 0
     margin: float = MARGIN
+    failures: Mapping[str, int] = field(default_factory=dict)
 
     def _card(self) -> Card:
         worst = min(self.p_values(), key=lambda name: self.p_values()[name])
@@ -78,10 +82,16 @@ class Calibration:
                 "smallest": f"{worst}, {self.p_values()[worst]:.2g}",
                 "coverage": f"of 90% intervals {between(f'{least:.2f}', f'{most:.2f}')}",
                 "refused": f"{self.refused} further data sets" if self.refused else "",
+                "failed": f"{self.failed} further data sets" if self.failed else "",
                 "found": "; ".join(self.findings()) or f"nothing at level {LEVEL:g}",
             },
             "print_summary(), plots.ranks(calibration), plots.coverage(calibration)",
         )
+
+    @property
+    def failed(self) -> int:
+        """How many further data sets could not be simulated."""
+        return sum(self.failures.values())
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
@@ -160,6 +170,9 @@ class Calibration:
         coverage, number = self.coverage(level), len(self.tarp)
         error = np.sqrt(level * (1 - level) / number)
         print(f"{number} data sets, {self.refused} further ones refused")
+        if self.failures:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
+            print(textwrap.fill(f"{self.failed} further data sets could not be simulated ({reasons})", 80))
         print(f"coverage of {level:.0%} intervals (standard error {error:.3f}),")
         print(f"p-values of errors above {self.margin:g} posterior standard deviations")
         kinds = list(next(iter(self.tests.values())))
@@ -186,8 +199,10 @@ def calibrate(
 
     Args:
         rng_key: The only source of randomness.
-        engine: One that has been run. Its `trained.condition` serves each data set, from the simulations and what was
-            learnt in that run, where it keeps them. `KELFI` that has made rounds around the posterior of its
+        engine: One that has been run. Data sets are simulated as its settings say, on its `executor` and within its
+            `timeout`; those that fail, after what `Retry` repeats, are left out and counted, whatever its `on_failure`,
+            and none is written to its `store`. Its `trained.condition` serves each data set, from the simulations and
+            what was learnt in that run, where it keeps them. `KELFI` that has made rounds around the posterior of its
             observation serves no other, and raises an error: run it with `num_rounds=1`.
         num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off
             by half a standard deviation, at level 0.001 in 0.99 of runs, and one off by 0.4 in 0.88; 100 flag the first
@@ -212,8 +227,7 @@ def calibrate(
     if isinstance(engine, KELFI):
         trained.learnt.require_amortised()
     simulate_key, infer_key, choose_key = split(rng_key, 3)
-    lost = engine.missing if isinstance(engine, KELFI) else None
-    simulations, data, given = data_sets(simulate_key, problem, num_datasets, lost, arguments)
+    simulations, data, given = data_sets(simulate_key, problem, num_datasets, plan_of_data(engine), arguments)
     rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []
@@ -238,6 +252,7 @@ def calibrate(
         {site: value[served] for site, value in data.items()},
         refused,
         margin,
+        simulations.failures,
     )
 
 

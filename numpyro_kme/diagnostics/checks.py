@@ -312,7 +312,7 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
         )
     predictive_key, calibrate_key = split(rng_key)
     calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
-    predictive = predictive_check(predictive_key, posterior)
+    predictive = predictive_check(predictive_key, engine)
     tests = {}
     for site, y in problem.observations.items():
         if problem.simulators[site].mask.any() and np.isfinite(simulations.x[site]).all() and not np.isnan(y).all():

@@ -1,20 +1,45 @@
 """Data sets at draws from the prior, where the truth is known, and the arguments that pass them to the model."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.models.problem import Arrays, Problem
-from numpyro_kme.simulations import SimulatedMissing, Simulations, simulate
+from numpyro_kme.simulations import Retry, SimulatedMissing, Simulations
+from numpyro_kme.simulations.failures import OnFailure
+from numpyro_kme.simulations.simulate import Plan
 
 Arguments = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 
+def plan_of_data(found: Engine | Posterior) -> Plan:
+    """How data sets are simulated: on the executor of the engine, within its time limit, with what it takes for
+    missing.
+
+    Of a posterior alone, which knows no engine: here, one by one; NaN is what was not recorded if its simulations have
+    some. What fails, after the repetitions of `Retry`, is no data set that could be observed, whatever the policy of
+    the engine: it is left out and counted. Its store stays as it is, and simulations that it was given are not taken:
+    these are what it learnt from.
+    """
+    if isinstance(found, Engine):
+        plan = found.plan
+    else:
+        sites = problem_of(found).simulators
+        known = {} if found.simulations is None else found.simulations.x
+        lost = any(np.isnan(x).any() for site, x in known.items() if not sites[site].simulator.ragged)
+        plan = Plan(1, missing=SimulatedMissing() if lost else None)
+    policy: OnFailure = replace(plan.on_failure, then="skip") if isinstance(plan.on_failure, Retry) else "skip"
+    return replace(plan, simulations=None, store=None, version=None, on_failure=policy, progress_bar=False)
+
+
 def data_sets(
-    rng_key: jax.Array, problem: Problem, number: int, missing: SimulatedMissing | None, arguments: Arguments | None
+    rng_key: jax.Array, problem: Problem, number: int, plan: Plan, arguments: Arguments | None
 ) -> tuple[Simulations, dict[str, np.ndarray], list[dict[str, Any]]]:
     """Draw every observed site: simulators by simulation, others from their own distributions.
 
@@ -22,7 +47,7 @@ def data_sets(
         rng_key: The only source of randomness.
         problem: The model, as it was run.
         number: Of data sets; fewer where simulations fail.
-        missing: As of the engine.
+        plan: How to simulate, as `plan_of_data` gives it.
         arguments: As in `calibrate`.
     Returns:
         The simulations with the parameters, what was drawn and is not masked, `{site: (N, *event)}`, and keyword
@@ -38,7 +63,7 @@ def data_sets(
             f"{sorted(problem.kwargs)}. Let what it observes be arguments of it, named like its sites, or pass "
             "`arguments=lambda x: dict(...)`, which turns what was drawn at the sites into arguments of the model.",
         )
-    simulations = simulate(rng_key, problem, number, on_failure="skip", missing=missing, progress_bar=False)
+    simulations = plan.simulate(rng_key, problem, number)
     others = problem.draw_likelihoods(rng_key, simulations.latents)
     given = []
     for j in range(len(simulations)):

@@ -5,17 +5,15 @@ from dataclasses import field
 
 import jax
 import numpy as np
-from numpyro import handlers
-from numpyro.infer import Predictive
 
 from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.display import Card, frozen, names_and_shapes
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
+from numpyro_kme.diagnostics.data_sets import plan_of_data
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.kernels.ragged import lengths
-from numpyro_kme.models import tracing
 from numpyro_kme.models.problem import Arrays
 
 
@@ -28,12 +26,14 @@ class PredictiveCheck:
         observed: `{site: (*batch, *event)}`, of the same outputs.
         names: Of the numbers of one output, by site, where they have any.
         ragged: Numbers of axes of one output, by site, where outputs are of any length, with NaN behind their ends.
+        failures: How many further predictions failed, by kind; they are left out.
     """
 
     predicted: Arrays
     observed: Arrays
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ragged: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
 
     def _card(self) -> Card:
         tails = {site: list(found.items()) for site, found in self.by_statistic.items()}
@@ -41,6 +41,7 @@ class PredictiveCheck:
             f"Predictive check of {', '.join(self.observed)}",
             {
                 "predictions": f"{len(next(iter(self.predicted.values()))):,} data sets at posterior draws",
+                "failed": ", ".join(f"{number} {reason}" for reason, number in self.failures.items()),
                 "observed": names_and_shapes(self.observed, lead=0),
                 **{
                     f"smallest tail of {site}": ", ".join(_told(name, p, len(row)) for name, p in row[:3])
@@ -99,32 +100,34 @@ def _lengths(x: np.ndarray, axes: int) -> np.ndarray:
 
 
 def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draws: int = 200) -> PredictiveCheck:
-    """Simulate at posterior draws.
+    """Simulate at posterior draws, with the other observed sites as they were observed.
 
     Args:
         rng_key: The only source of randomness.
-        posterior: Of an engine that works from simulations, or that engine.
-        num_draws: How many draws, each simulated once.
+        posterior: Of an engine that works from simulations, or that engine, whose `executor` and `timeout` serve the
+            predictions too; those of a posterior are made here, one by one, without a limit.
+        num_draws: How many draws, each simulated once. Predictions that fail, after what `Retry` of the engine
+            repeats, are left out and counted, whatever its `on_failure`, and none is written to its `store`.
+    Raises:
+        SimulationError: If all fail.
     """
     checks.key(rng_key)
     checks.whole("num_draws", num_draws, 1)
-    posterior = posterior_of(posterior)
+    given, posterior = posterior, posterior_of(posterior)
     problem, samples = problem_of(posterior), posterior.samples
     choose_key, simulate_key = split(rng_key)
     total = len(next(iter(samples.values())))
     rows = numpy_rng(choose_key).permutation(total)[:num_draws]
     latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
     observed = problem.observations
-    with tracing.one_model_at_a_time(), tracing.as_numpyro_does():
-        unseen = handlers.uncondition(problem.model)  # which may need the data for their size
-        predictive = Predictive(unseen, latents, return_sites=list(observed), parallel=True)
-        predicted = predictive(simulate_key, *problem.args, **problem.kwargs)
+    simulations = plan_of_data(given).simulate_at(simulate_key, problem, latents)
     sites = {site: found for site, found in problem.simulators.items() if found.mask.any()}
     return PredictiveCheck(
-        {site: found.counted(np.asarray(predicted[site]), 1) for site, found in sites.items()},
+        {site: found.counted(np.asarray(simulations.x[site]), 1) for site, found in sites.items()},
         {site: found.counted(observed[site]) for site, found in sites.items()},
         posterior.statistics,
         {site: found.simulator.event_dim for site, found in sites.items() if found.simulator.ragged},
+        simulations.failures,
     )
 
 

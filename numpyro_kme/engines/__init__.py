@@ -1,9 +1,10 @@
 """Inference engines: settings, `run`, and a posterior."""
 
+from numpyro_kme.engines._citations import cite
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._weighted import WeightedPosterior
-from numpyro_kme.engines.base import Engine, RunAgain, Trained, cite
+from numpyro_kme.engines.base import Engine, RunAgain, Trained
 from numpyro_kme.engines.discrepancy_abc import K2ABC, RejectionABC
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.kernel_bayes import KernelBayes

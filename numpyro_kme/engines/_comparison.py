@@ -144,10 +144,10 @@ def confirmed(halves: Mapping[str, Half], drawn: Drawn) -> Confirmed:
 def _confirmed(half: Half, draws: np.ndarray) -> Confirmed:
     surrogate, dim = half.surrogate, half.z.shape[1]
     draws = draws.reshape(len(draws), -1, dim)
-    spread = np.cov(draws.reshape(-1, dim), rowvar=False).reshape(dim, dim)
-    if not isinstance(surrogate, ResidualSurrogate) or np.linalg.matrix_rank(spread) < dim:
+    covariance = np.cov(draws.reshape(-1, dim), rowvar=False).reshape(dim, dim)
+    if not isinstance(surrogate, ResidualSurrogate) or np.linalg.matrix_rank(covariance) < dim:
         return Confirmed()
-    root = np.linalg.inv(np.linalg.cholesky(spread))
+    root = np.linalg.inv(np.linalg.cholesky(covariance))
     near = np.argsort(np.square((half.z - draws.mean(axis=(0, 1))) @ root.T).sum(axis=1))[:NEAREST]
     rng, (number, groups) = np.random.default_rng(0), draws.shape[:2]
     first, second = rng.integers(number, size=(2, STEPS, len(near)))

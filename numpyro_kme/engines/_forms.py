@@ -9,9 +9,10 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme.engines import _rounds
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
 from numpyro_kme.kernels.ragged import require_any_length
 from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
@@ -56,7 +57,7 @@ def _of_any_length(site, statistics, form, missing) -> Form:
     )
     if isinstance(form, Ragged):
         return form
-    kernel = getattr(form, "kernel", getattr(form, "data_kernel", None))
+    kernel = _kernel_of(form)
     checks.require(
         kernel is not None,
         f"The outputs of site {site!r} are of any length (ragged=True), of which the form of the likelihood, "
@@ -67,6 +68,13 @@ def _of_any_length(site, statistics, form, missing) -> Form:
     if isinstance(kernel, Kernel):
         require_any_length(kernel)
     return Ragged(cast(Form, form))
+
+
+def _kernel_of(form: Form | None) -> Kernel | KernelRule | None:
+    """What compares outputs of any length, in the forms that have it; another form of yours stands in `Ragged`."""
+    if isinstance(form, KernelStatistics):
+        return form.kernel
+    return form.data_kernel if isinstance(form, KernelMeans) else None
 
 
 def with_length_scale(form: Form | None, rule: LengthScaleRule | None) -> Form | None:
@@ -135,7 +143,7 @@ def check_sites(problem: Problem, statistics: Setting, form: Form | None, missin
         found.check_observed(site)
         plates = found.simulator.batch_shape
         checks.require(
-            plates == found.simulator.groups or getattr(form, "data_kernel", None) is None,
+            plates == found.simulator.groups or (form) is None,
             f"Site {site!r} holds {plates} draws of the same parameters along plates, whose densities are multiplied; "
             "a data kernel on whole data sets does not fit there. Make the data set one event of the simulator, or "
             "leave `data_kernel` out.",

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro import handlers
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat
@@ -58,14 +57,8 @@ class IidModel:
         sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)]
         empty = "the data are empty; the posterior bootstrap needs at least two points along the data plate."
         checks.require(0 not in sizes, empty)
-        with (
-            reading.explained(model, args, kwargs),
-            tracing.one_model_at_a_time(),
-            handlers.block(),
-            handlers.trace() as sketch,
-            tracing.ProperPriors(),
-        ):
-            handlers.seed(handlers.substitute(model, data={}), jax.random.key(0))(*args, **kwargs)
+        with reading.explained(model, args, kwargs):
+            sketch = tracing.trace_of(model, args, kwargs, tracing.ProperPriors())
         tracing.check_plates(sketch)
         samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
         observed = {name: site for name, site in samples.items() if site["is_observed"]}
@@ -219,8 +212,7 @@ class IidModel:
     def _predicted(self, generator, rng_key, num):
         def one(rng_key):
             prior_key, noise_key, row_key = jax.random.split(rng_key, 3)
-            with tracing.one_model_at_a_time(), handlers.block(), handlers.trace() as trace:
-                handlers.seed(self.model, prior_key)(*self.args, **self.kwargs)
+            trace = tracing.trace_of(self.model, self.args, self.kwargs, keys=jax.random.key_data(prior_key)[None])
             u = self.target.flatten({name: trace[name]["value"] for name in self.target.shapes})
             noise = generator.noise.sample(noise_key)
             if generator.covariates is None:

@@ -47,7 +47,7 @@ class LearntLikelihoods(NamedTuple):
     one_round: str = ""
 
     @property
-    def halves(self) -> dict[str, FittedLikelihood]:
+    def half_likelihoods(self) -> dict[str, FittedLikelihood]:
         """The likelihoods of half of the simulations."""
         return {site: half.likelihood for site, half in self.half.items()}
 

@@ -97,7 +97,7 @@ class LearntPosterior(Posterior):
             latents: `{site: (n, *shape)}`, for all latents.
         Returns:
             `(n,)`; minus infinity where a signed surrogate is negative. Where other likelihoods, plates, masks or
-            scales stand beside the simulator, the density that was sampled, over its estimated mass.
+            scales stand beside the simulator, the density that was sampled, over its estimated integral.
         """
         log_prior = np.asarray(problem_of(self).log_prior(latents), np.float64)
         if not plain(problem_of(self)):

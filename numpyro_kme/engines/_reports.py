@@ -51,9 +51,9 @@ def warn_of(posterior: LearntPosterior) -> None:
             checks.warn(extrapolation_message(site, proportion, _more(posterior.simulations, posterior.problem), far))
     coarse = posterior.moved_by_default > COARSE  # so that its draws reach into the tails of the other form
     decided = not np.std(posterior.drawn.log_likelihood) <= SAYS_NOTHING
-    for site, share in posterior.in_tails.items():
-        if share > IN_TAILS and decided and not coarse:
-            checks.warn(_tails_message(site, share, posterior.problem.simulators[site]))
+    for site, proportion in posterior.in_tails.items():
+        if proportion > IN_TAILS and decided and not coarse:
+            checks.warn(_tails_message(site, proportion, posterior.problem.simulators[site]))
     if coarse:
         checks.warn(_coarse_message(posterior.moved_by_default, len(posterior.simulations)))
     if posterior.moved_by_half > UNSURE and not unresolved(posterior):
@@ -142,7 +142,7 @@ def _extreme(calls: np.ndarray) -> np.ndarray:
     return np.unique(np.concatenate([order[:each], order[-each:]]))
 
 
-def _tails_message(site: str, share: float, at: SimulatorSite) -> str:
+def _tails_message(site: str, proportion: float, at: SimulatorSite) -> str:
     """The warning of a posterior that the tails of the learnt density decide."""
     several, power = prod(at.simulator.batch_shape) > 1, np.max(at.scale)
     beyond = (
@@ -159,10 +159,10 @@ def _tails_message(site: str, share: float, at: SimulatorSite) -> str:
         else "The prior holds the draws away from where this observation is usual, or the model cannot produce it"
     )
     return (
-        f"Under {share:.0%} of the posterior draws {beyond} than any simulation is from its own prediction: the tails "
-        f"of the likelihood decide, and they are learnt from no simulation. The posterior may be too wide. {why}. Ask "
-        "`kme.diagnostics.misspecification_test` first: more simulations (`num_simulations`) help where the model "
-        "makes such data, if rarely, and not where it never does."
+        f"Under {proportion:.0%} of the posterior draws {beyond} than any simulation is from its own prediction: the "
+        "tails of the likelihood decide, and they are learnt from no simulation. The posterior may be too wide. "
+        f"{why}. Ask `kme.diagnostics.misspecification_test` first: more simulations (`num_simulations`) help where "
+        "the model makes such data, if rarely, and not where it never does."
     )
 
 
@@ -185,7 +185,7 @@ def _unresolved_message(site: str, error: float, simulations: Simulations, probl
     calls = prod(problem.simulators[site].simulator.batch_shape)
     return (
         f"The {len(simulations)} simulations do not resolve this posterior: the location of site {site!r} "
-        f"{f'counts {calls} times' if calls > 1 else 'bends'}, and is known there only to an error that moves the "
+        f"{f'counts {calls} times' if calls > 1 else 'is curved'}, and is known there only to an error that moves the "
         f"posterior mean by about {error:.2g} of its standard deviations, where {UNRESOLVED} is usual at most; the "
         f"posterior may be off by more, and too wide. {_more(simulations, problem)}"
     )

@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
         coordinates: Those of the arguments of each simulator with a learnt likelihood, `{site: (n, *groups, D)}`.
         log_posterior: Log of the unnormalised density that was sampled, `(n,)`.
         log_likelihood: Log of the learnt likelihoods, `(n,)`.
-        log_evidence: Log of the mass of that density.
+        log_evidence: Log of the integral of that density.
         info: How sampling went.
     """
 

@@ -18,35 +18,30 @@ from numpyro_kme.simulations.simulations import as_long
 
 
 @dataclass(eq=False, repr=False)
-class SimulationEngine(Engine):
-    """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
+class PlannedEngine(Engine):
+    """Base of the engines that simulate by a `Plan`; their settings.
 
-    A setting can be changed by assignment or `dataclasses.replace`, and counts in the next run. The simulations of a
-    run are `posterior.simulations`.
+    A setting can be changed by assignment or `dataclasses.replace`, and counts in the next run.
 
     Args:
         model: A NumPyro model with observed `Simulator` sites.
         num_simulations: Number of simulations.
-        num_samples: Number of equally weighted posterior draws.
         simulations: Simulations made elsewhere, instead of new ones.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     """
 
     num_simulations: int = 1000
     _: KW_ONLY
-    num_samples: int = 1000
     simulations: Simulations | None = None
     on_failure: OnFailure = "raise"
     executor: Executor | int | None = None
     store: str | PathLike | None = None
     version: str | int | None = None
     timeout: float | None = None
-    progress_bar: bool = True
 
     def check_settings(self):
         """As `Engine.check_settings`."""
         super().check_settings()
-        checks.whole("num_samples", self.num_samples, 1)
         self.plan  # noqa: B018 (raises an error for settings that it does not take)
 
     @property
@@ -55,26 +50,51 @@ class SimulationEngine(Engine):
         how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
         return Plan(self.num_simulations, self.simulations, *how)
 
+
+@dataclass(eq=False, repr=False)
+class SimulationEngine(PlannedEngine):
+    """Base of the engines that learn from one set of simulations, which serves every observation; their settings.
+
+    The simulations of a run are `posterior.simulations`.
+
+    Args:
+        num_samples: Number of equally weighted posterior draws.
+    """
+
+    _: KW_ONLY
+    num_samples: int = 1000
+
+    def check_settings(self):
+        """As `Engine.check_settings`."""
+        super().check_settings()
+        checks.whole("num_samples", self.num_samples, 1)
+
     def _simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
         """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""
-        simulations, made = self.plan.simulate(rng_key, problem, number), "they were made by another model."
-        latents = "latents", simulations.latents or problem.latents, problem.latents
-        for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
-            checks.require(
-                set(given) == set(own),
-                f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
-            )
-        for site, found in problem.simulators.items():
-            simulator = found.simulator
-            if simulator.ragged:
-                simulations = replace(simulations, x={**simulations.x, site: as_long(simulator, simulations.x[site])})
-            shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
-            checks.require(
-                len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
-                f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
-                f"{expected}: {made}",
-            )
-        return simulations
+        return of_model(problem, self.plan.simulate(rng_key, problem, number))
+
+
+def of_model(problem: Problem, simulations: Simulations) -> Simulations:
+    """Simulations, checked to have the sites of the model with outputs of its shapes; those of any length as long as
+    the model has them."""
+    made = "they were made by another model."
+    latents = "latents", simulations.latents or problem.latents, problem.latents
+    for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
+        checks.require(
+            set(given) == set(own),
+            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+        )
+    for site, found in problem.simulators.items():
+        simulator = found.simulator
+        if simulator.ragged:
+            simulations = replace(simulations, x={**simulations.x, site: as_long(simulator, simulations.x[site])})
+        shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
+        checks.require(
+            len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
+            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
+            f"{expected}: {made}",
+        )
+    return simulations
 
 
 def check_model(problem: Problem, engine: str) -> None:

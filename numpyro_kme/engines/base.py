@@ -4,7 +4,6 @@ import abc
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from importlib.resources import files
 from typing import Any, ClassVar, Self
 
 import jax
@@ -19,6 +18,7 @@ from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.models import outputs
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations.fingerprint import fingerprint
+from numpyro_kme.simulations.simulate import Plan
 
 
 @frozen
@@ -91,12 +91,17 @@ class Engine(abc.ABC):
     which gives the posterior of another observation: `Trained`, which calls `_condition`, or `RunAgain`. Neither
     changes an attribute of the engine. Engines can be pickled, before and after `run`; Python pickles a model that is
     a function of a module, `cloudpickle` any other.
+
+    Args:
+        model: A NumPyro model.
+        progress_bar: Show bars, except where the environment variable `CI` is set.
     """
 
     paper: ClassVar[str | None] = None
     """BibTeX of its paper, for `cite`, or the key of an entry in `engines/references.bib`; None without one."""
 
     model: Callable
+    progress_bar: bool = field(default=True, kw_only=True)
     _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
 
     def _card(self) -> Card:
@@ -119,6 +124,12 @@ class Engine(abc.ABC):
     def _how_to_check(self) -> str:
         """The call that checks this engine."""
         return "diagnostics.check(rng_key, engine)"
+
+    @property
+    def plan(self) -> Plan:
+        """How simulators run, for the engine and its diagnostics: here one by one, where an engine has no settings for
+        it."""
+        return Plan(1, progress_bar=self.progress_bar)
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
@@ -309,34 +320,3 @@ def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
 def _others(old: Any, new: Any) -> bool:
     """Whether numbers differ, of as many: more or fewer groups along a plate are the same model."""
     return np.shape(old) == np.shape(new) and not np.array_equal(old, new)
-
-
-def cite(engine: Any = None) -> str:
-    """BibTeX of the paper behind an engine, a form of the likelihood, or another public class; or of this package.
-
-    Args:
-        engine: A class of the package or of yours with an attribute `paper`, such as `KELFI`, or an object of it; the
-            package itself when left out.
-    Returns:
-        The entry.
-    Raises:
-        TypeError: If it names no paper.
-    """
-    entries = references()
-    if engine is None:
-        return entries["numpyro_kme"]
-    cls = engine if isinstance(engine, type) else type(engine)
-    paper = str(getattr(cls, "paper", None))
-    checks.require(
-        paper in entries or paper.startswith("@"),
-        f"`engine` must be a class with a paper, such as KELFI; the class attribute `paper` of {cls.__name__} is "
-        f"{paper}, neither BibTeX nor a key of engines/references.bib.",
-        TypeError,
-    )
-    return entries.get(paper, paper)
-
-
-def references() -> dict[str, str]:
-    """The entries of `references.bib`, by their keys: papers, and the package."""
-    text = files("numpyro_kme.engines").joinpath("references.bib").read_text(encoding="utf-8")
-    return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in text.strip().split("\n\n")}

@@ -320,7 +320,8 @@ class KELFI(SimulationEngine):
             for name, f in learnt.likelihoods.items()
         }
         default, half = (
-            _comparison.moved(problem, learnt.likelihoods, others, drawn) for others in (learnt.default, learnt.halves)
+            _comparison.moved(problem, learnt.likelihoods, others, drawn)
+            for others in (learnt.default, learnt.half_likelihoods)
         )
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         posterior = LearntPosterior(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Self
 
+import jax
 import numpy as np
 from numpyro.diagnostics import summary
 
@@ -106,6 +107,14 @@ class Posterior(Recomputed, Saved):
         """Log posterior density at latents `{site: (n, *shape)}`, `(n,)`, where the method has one."""
         raise checks.explained(
             f"The posterior of {self.engine} has draws and no density; KELFI has one.", NotImplementedError
+        )
+
+    def herd(self, rng_key: jax.Array, num_samples: int) -> "Posterior":
+        """Super-samples by kernel herding, as a posterior, where the method embeds the posterior."""
+        raise checks.explained(
+            f"The posterior of {self.engine} has draws and no embedding to herd from; KELFI and the engines that "
+            "weight simulations have one.",
+            NotImplementedError,
         )
 
     @classmethod

@@ -14,7 +14,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap import newton
-from numpyro_kme.bootstrap.emulated import least_starts
+from numpyro_kme.bootstrap.emulated.replicates import least_starts
 from numpyro_kme.bootstrap.fit import full_data
 from numpyro_kme.bootstrap.replicates import NOISY, WRONG, Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.settings import Settings
@@ -85,7 +85,9 @@ class PosteriorBootstrap(Engine, Settings):
     A Dirichlet process `DP(alpha, F)` on the distribution of the data gives random weights to the data (and to
     draws of `F`); each posterior draw minimises `loss(weighted data, model)`. With `loss=MMD()` this is
     NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
-    serve as starting points only, unless `prior_weight` is positive.
+    serve as starting points only, unless `prior_weight` is positive. The simulator is called inside the compiled
+    programs that minimise, as part of a loss, or that learn from it, where no call can go elsewhere, be stopped or left
+    out: there is no `executor`, `timeout`, `on_failure`, `store`, `version` or `simulations`.
 
     The model has one observed site under one plate, the data plate, along its first axis; points that are masked there
     are left out of the data::

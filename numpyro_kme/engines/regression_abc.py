@@ -1,8 +1,9 @@
 """ABC by kernel regression on the data: kernel ABC, kernel recursive ABC and distribution regression."""
 
+from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.recursive import recursive_abc_step
 from numpyro_kme.abc.weighting import soft_abc_weights
-from numpyro_kme.engines._simulations import check_model
+from numpyro_kme.engines._simulations import PlannedEngine, check_model, of_model
 from numpyro_kme.engines._vectors import LatentVectors
 from numpyro_kme.engines._weighers import (
     ReferenceTable,
@@ -26,7 +27,7 @@ from numpyro_kme.engines._weighers import (
     kernels_on,
 )
 from numpyro_kme.engines._weighted import KernelEngine, SignedEngine
-from numpyro_kme.engines.base import Engine, RunAgain, check_positive
+from numpyro_kme.engines.base import RunAgain, check_positive
 from numpyro_kme.engines.posterior import Posterior, groups, missing_entries
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic
@@ -35,8 +36,8 @@ from numpyro_kme.kernels.ragged import WithLength, log_lengths
 from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import StoreError
 
 SMOOTHER = 10.0
 """Signed weights need more regularisation than means do: a variance is a small difference of two of them."""
@@ -89,7 +90,7 @@ class KernelABC(SignedEngine):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KernelRecursiveABC(Engine):
+class KernelRecursiveABC(PlannedEngine):
     r"""Kernel recursive ABC: the maximum-likelihood point of a simulator, by Bayes' rule applied again and again.
 
     Each iteration simulates at `m` points, finds the embedding of their posterior by kernel ABC,
@@ -103,14 +104,18 @@ class KernelRecursiveABC(Engine):
         model: A NumPyro model with one observed `Simulator` site. Where its arguments do not determine all latents, as
             under a Dirichlet or a hierarchical prior, the points move in the space of all latents, mapped to vectors
             without constraints.
-        num_simulations: Number `m` of simulations in an iteration.
+        num_simulations: Number `m` of simulations in an iteration. Each point is simulated in the next one, so that
+            there are as many draws, and no `num_samples`.
         num_iterations: Number of iterations.
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
         regularisation: `eps`; `0.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_Y`.
-        on_failure, executor, timeout, progress_bar: How it simulates, as in `simulate`; with `on_failure="skip"` the
-            other points of an iteration serve.
+        simulations: The first iteration, made elsewhere, from the prior or from where the points should begin.
+        store: A folder for a store of each iteration, `iteration 1` and so on. A run that ended early goes on from
+            there; `condition`, whose points are others, writes nothing there.
+        on_failure, executor, version, timeout, progress_bar: How it simulates, as in `simulate`; with
+            `on_failure="skip"` the other points of an iteration serve.
     Raises:
         RuntimeError: If the weights of an iteration vanish or cancel, or its points come together in one place,
             because the observation lies far from all that was simulated.
@@ -126,10 +131,6 @@ class KernelRecursiveABC(Engine):
     length_scale: LengthScaleRule | None = None
     regularisation: float | None = None
     tolerance: float = TOLERANCE
-    on_failure: OnFailure = "raise"
-    executor: Executor | int | None = None
-    timeout: float | None = None
-    progress_bar: bool = True
 
     def check_settings(self):
         """As `Engine.check_settings`."""
@@ -138,13 +139,6 @@ class KernelRecursiveABC(Engine):
         checks.whole("num_iterations", self.num_iterations, 1)
         check_kernel(self.kernel, self.length_scale, self.regularisation)
         checks.positive_number("tolerance", self.tolerance)
-        self.plan  # noqa: B018 (raises an error for settings that it does not take)
-
-    @property
-    def plan(self) -> Plan:
-        """How it simulates, by its settings."""
-        how = self.on_failure, self.executor
-        return Plan(self.num_simulations, None, *how, timeout=self.timeout, progress_bar=False)
 
     def _infer(self, rng_key, args, kwargs):
         problem = Problem.read(self.model, *args, **kwargs)
@@ -154,10 +148,11 @@ class KernelRecursiveABC(Engine):
         latents = problem.draw(start_key, self.num_simulations).latents
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         vectors = None if coordinates.one_to_one else LatentVectors.read(problem, latents)
-        path, deviations = [], []
-        for key in progress.progress(keys, "iterations", self.progress_bar):
+        path, deviations, made = [], [], []
+        for number, key in enumerate(progress.progress(keys, "iterations", self.progress_bar), 1):
             simulate_key, herd_key = split(key)
-            simulations = self.plan.simulate_at(simulate_key, problem, latents)
+            simulations = self._iteration(simulate_key, problem, latents, number)
+            made.append(simulations)
             table = ReferenceTable.read(coordinates, problem, simulations)
             if vectors is not None:
                 table = replace(table, z=vectors.table(table.latents))
@@ -170,7 +165,8 @@ class KernelRecursiveABC(Engine):
             samples={**latents, **problem.evaluate(latents).deterministics},
             groups={"observed_data": groups(simulations, problem)["observed_data"]},
             info={
-                "simulations": self.num_simulations * self.num_iterations,
+                "simulations": sum(one.attempted or len(one) for one in made),
+                **_failures(made),
                 "standard deviations of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
                 "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
                 **missing_entries(problem.simulators[problem.site()]),
@@ -179,7 +175,25 @@ class KernelRecursiveABC(Engine):
             problem=problem,
             estimate={name: np.asarray(value[0]) for name, value in latents.items()},
         )
-        return RunAgain(self._settings()), posterior
+        bare = self._settings()
+        bare.store = None
+        return RunAgain(bare), posterior
+
+    def _iteration(self, rng_key, problem: Problem, latents: Mapping, number: int) -> Simulations:
+        """Simulations at the points of an iteration, counted from 1."""
+        if number == 1 and self.simulations is not None:
+            return of_model(problem, self.simulations)
+        store = None
+        if self.store is not None:
+            folder = Path(self.store).expanduser()
+            checks.require(
+                not (folder / "zarr.json").exists(),
+                f"The store {folder} holds simulations of one call, and KernelRecursiveABC keeps a store of each "
+                "iteration in a folder: give another path.",
+                StoreError,
+            )
+            store = folder / f"iteration {number}"
+        return replace(self.plan, progress_bar=False).simulate_at(rng_key, problem, latents, store)
 
     def _step(self, rng_key, table: ReferenceTable, y: np.ndarray) -> np.ndarray:
         """New points `(num_simulations, D)` in coordinates; points that have come close may agree in a count."""
@@ -188,6 +202,17 @@ class KernelRecursiveABC(Engine):
         return recursive_abc_step(
             rng_key, table.z, table.x, y, kernel, m, regularisation=self.regularisation, tolerance=self.tolerance
         )
+
+
+def _failures(made: list[Simulations]) -> dict[str, str]:
+    """What a person reads of the failures of all iterations, if any."""
+    failures: Counter[str] = Counter()
+    for one in made:
+        failures.update(one.failures)
+    repeated = sum(one.repeated for one in made)
+    reasons = [f"{count} {reason}" for reason, count in failures.items()]
+    reasons += [f"{repeated} repeated"] * bool(repeated)
+    return {"simulations that failed": ", ".join(reasons)} if reasons else {}
 
 
 @shown

@@ -139,18 +139,27 @@ class Plan:
         number = self.num_simulations if number is None else number
         checks.whole("num_simulations", number, 1)
         self._check_execution(problem)
-        draws = problem.draw(child(rng_key, 0), number)
-        if self.store is None:
-            return self._run(rng_key, problem, draws, None)
-        with _opened(self.store, partial(_settings, rng_key, problem, self), draws, problem) as store:
-            return self._run(rng_key, problem, _as_stored(store, draws, number), store)
+        return self._kept(rng_key, problem, problem.draw(child(rng_key, 0), number), self.store)
 
-    def simulate_at(self, rng_key: jax.Array, problem: Problem, latents: Arrays) -> Simulations:
-        """A simulation at each of the given latents `{site: (m, *shape)}`, with the keys that `simulate` would use."""
+    def simulate_at(
+        self, rng_key: jax.Array, problem: Problem, latents: Arrays, store: str | PathLike | None = None
+    ) -> Simulations:
+        """A simulation at each of the given latents `{site: (m, *shape)}`, with the keys that `simulate` would use.
+
+        They are kept in `store`, if one is given; that of the plan is for prior draws.
+        """
         checks.key(rng_key)
         self._check_execution(problem)
-        made = self._run(rng_key, problem, problem.evaluate(latents), None)
+        made = self._kept(rng_key, problem, problem.evaluate(latents), store)
         return replace(made, proposed=len(made))
+
+    def _kept(self, rng_key: jax.Array, problem: Problem, draws: Draws, path: str | PathLike | None) -> Simulations:
+        """Simulate at draws, or take what a store has of them."""
+        if path is None:
+            return self._run(rng_key, problem, draws, None)
+        number = len(next(iter(draws.latents.values())))
+        with _opened(path, partial(_settings, rng_key, problem, self), draws, problem) as store:
+            return self._run(rng_key, problem, _as_stored(store, draws, number), store)
 
     def _check_execution(self, problem: Problem) -> None:
         """Executors and time limits are for black boxes; NaN has one meaning."""
@@ -230,8 +239,8 @@ def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, pr
             if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):
                 raise checks.explained(
                     f"The store {store.path} holds simulations at other parameters of site {name!r}: its first is at "
-                    f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data that "
-                    "its prior depends on? Give another path.",
+                    f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data, on "
+                    "which these depend? Give another path.",
                     StoreError,
                 )
         try:

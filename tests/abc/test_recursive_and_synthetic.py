@@ -1,5 +1,7 @@
 """Kernel recursive ABC against maximum likelihood; synthetic likelihoods against SciPy and quadrature."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy import optimize, special, stats
 
 import numpyro_kme as kme
-from numpyro_kme.simulations import Plan
+from numpyro_kme.simulations import Plan, StoreError
 
 KEY = jax.random.key(0)
 X = np.array([0.8])
@@ -136,6 +138,63 @@ def test_recursive_abc_without_the_simulations_that_fail():
         kme.KernelRecursiveABC(failing, 60).run(KEY, x=X)
     with pytest.raises(ValueError, match="`on_failure` must be"):
         kme.KernelRecursiveABC(failing, on_failure="drop")
+
+
+calls: list = []
+
+
+def counted_shift(rng, theta):
+    calls.append(theta)
+    if len(calls) == 130:
+        raise KeyboardInterrupt
+    return theta + 0.5 * rng.normal(size=1)
+
+
+def interrupted(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    numpyro.sample("x", kme.Simulator(counted_shift, theta, shape=(1,), dtype=float), obs=x)
+
+
+@pytest.mark.filterwarnings("ignore:The store .* is taken, though")  # the simulator counts its calls
+def test_recursive_abc_goes_on_from_its_store(tmp_path):
+    """A store of each iteration; another observation writes nothing there."""
+    calls.clear()
+    settings = dict(num_simulations=50, num_iterations=4, version=1, progress_bar=False)
+    engine = kme.KernelRecursiveABC(interrupted, **settings, store=tmp_path / "runs")
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(KEY, x=X)
+    engine.run(KEY, x=X)
+    assert len(calls) == 4 * 50 + 1  # the one that was interrupted is made again
+    once = kme.KernelRecursiveABC(interrupted, **settings)
+    once.run(KEY, x=X)
+    np.testing.assert_array_equal(engine.get_samples()["theta"], once.get_samples()["theta"])
+    names = [f"iteration {number}" for number in (1, 2, 3, 4)]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
+    engine.condition(jax.random.key(5), x=X + 0.1)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
+    with pytest.raises(StoreError, match="iteration 2 holds simulations at other parameters"):
+        engine.run(KEY, x=X + 0.1)  # its first points are the same
+    with pytest.raises(StoreError, match="holds simulations of one call"):
+        replace(engine, store=tmp_path / "runs" / names[0]).run(KEY, x=X)
+
+
+def test_recursive_abc_begins_where_given_simulations_are(monkeypatch):
+    """The first iteration is not simulated; that of any number serves, and failures of it are told of."""
+    simulate_at, points = Plan.simulate_at, []
+    monkeypatch.setattr(Plan, "simulate_at", lambda *args: points.append(args[3]["theta"]) or simulate_at(*args))
+    problem = kme.Problem.read(conjugate, x=X)
+    given = Plan(30).simulate_at(KEY, problem, {"theta": np.linspace(0.4, 1.2, 60, dtype=np.float32)})
+    points.clear()
+    engine = kme.KernelRecursiveABC(conjugate, 40, num_iterations=2, simulations=given, progress_bar=False)
+    engine.run(KEY, x=X)
+    (second,) = points
+    assert second.shape == (40,) and second.min() > 0.1 and second.max() < 1.5
+    assert engine.info["simulations"] == 100 and "simulations that failed" not in engine.info
+    engine.simulations = replace(given, attempted=62, failures={"x: timeout": 2})
+    engine.run(KEY, x=X)
+    assert engine.info["simulations"] == 102 and engine.info["simulations that failed"] == "2 x: timeout"
+    with pytest.raises(ValueError, match="were made by another model"):
+        replace(engine, model=shares).run(KEY, x=X)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from scipy.optimize import lsq_linear, minimize, minimize_scalar
 from scipy.stats import kstest, norm
 
 import numpyro_kme as kme
-from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap, training_set
-from numpyro_kme.bootstrap import emulated as learning
-from numpyro_kme.bootstrap.emulated import _full_fit, design
-from numpyro_kme.bootstrap.emulator import EmulatedMinima, Emulator, _residual, _tangent, calibrated_loss_scale
-from numpyro_kme.bootstrap.networks import WIDTHS, Networks, _first_layers, _train
+from numpyro_kme.bootstrap import Settings, newton, posterior_bootstrap
+from numpyro_kme.bootstrap.emulated import replicates as learning
+from numpyro_kme.bootstrap.emulated import training_set
+from numpyro_kme.bootstrap.emulated.emulator import EmulatedMinima, Emulator, _residual, _tangent, calibrated_loss_scale
+from numpyro_kme.bootstrap.emulated.networks import WIDTHS, Networks, _first_layers, _train
+from numpyro_kme.bootstrap.emulated.replicates import _full_fit, design
+from numpyro_kme.bootstrap.emulated.training_set import EmulatorTrainingSet, FeatureMap, TrainingSimulator, fit_features
 from numpyro_kme.bootstrap.replicates import EmulatorSummary
-from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet, FeatureMap, TrainingSimulator, fit_features
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, DrawnNoise, Generator, NormalNoise, UniformNoise, Wasserstein

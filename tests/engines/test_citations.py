@@ -5,7 +5,7 @@ import re
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme.engines import Engine, base
+from numpyro_kme.engines import Engine, _citations
 
 ENGINES = [
     name
@@ -26,8 +26,8 @@ def test_every_entry_is_the_paper_of_a_public_class_and_balanced():
     parts = [getattr(kme, name) for name in kme.__all__]
     public = [*parts, *(getattr(part, name) for part in parts for name in getattr(part, "__all__", ()))]
     papers = {getattr(value, "paper", None) for value in public} - {None}
-    assert {paper for paper in papers if paper[0] != "@"} | {"numpyro_kme"} == set(base.references())
-    for key, entry in base.references().items():
+    assert {paper for paper in papers if paper[0] != "@"} | {"numpyro_kme"} == set(_citations.references())
+    for key, entry in _citations.references().items():
         assert entry.count("{") == entry.count("}") and entry.split("{")[1].startswith(key)
 
 

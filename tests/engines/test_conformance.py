@@ -203,7 +203,8 @@ class Row:
         model: A model it can infer from.
         accessors: Everything that reads its result, beside `SHARED`.
         uses: Diagnostics and plots that it serves.
-        bank: Whether it takes `simulations`.
+        bank: Whether it keeps its simulations, and takes them as `simulations` for another run.
+        lacks: Settings of a plan that it does not take, for which its docstring has the reason.
         error: Of its posterior mean, in posterior standard deviations: 5 Monte Carlo standard errors and its bias at
             so few simulations.
     """
@@ -214,6 +215,7 @@ class Row:
     uses: Mapping[str, Callable] = field(default_factory=lambda: CHECK | PLOTS)
     bank: bool = True
     error: float = 1.0
+    lacks: frozenset[str] = frozenset()
 
     def fitted(self, model=None, key=KEY, **settings):
         engine = self.make(model or self.model, **settings)
@@ -266,6 +268,7 @@ ROWS = {
         PARTS | PLOTS,
         bank=False,
         error=1.5,
+        lacks=frozenset({"num_samples"}),
     ),
     "posterior bootstrap": Row(
         lambda m, **s: kme.PosteriorBootstrap(
@@ -276,6 +279,7 @@ ROWS = {
         PARTS | PLOTS,
         bank=False,
         error=1.5,
+        lacks=frozenset({"executor", "timeout", "on_failure", "store", "version", "simulations"}),
     ),
 }
 
@@ -284,6 +288,55 @@ def test_every_public_engine_has_a_row():
     public = [getattr(kme.engines, name) for name in kme.engines.__all__]
     engines = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Engine)} - {Engine}
     assert engines <= {type(row.make(row.model)) for row in ROWS.values()}
+
+
+PLAN = {
+    "num_simulations": 500,
+    "on_failure": "skip",
+    "executor": 3,
+    "store": "sims.zarr",
+    "version": "2",
+    "timeout": 9.0,
+    "progress_bar": True,
+}
+"""Settings of a plan, beside `simulations` and the number of draws, `num_samples`."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_engine_takes_the_whole_plan_or_says_what_it_lacks(name):
+    row = ROWS[name]
+    engine = row.make(row.model)
+    settings = {field.name for field in dataclasses.fields(engine) if field.init}
+    assert {*PLAN, "simulations", "num_samples"} - settings == row.lacks
+    assert all(f"`{setting}`" in type(engine).__doc__ for setting in row.lacks)
+    if "executor" not in row.lacks:
+        found = dataclasses.replace(engine, **PLAN).plan
+        assert {setting: getattr(found, setting) for setting in PLAN} == PLAN
+        given = kme.Simulations({}, {"x": np.zeros(9)})
+        assert dataclasses.replace(engine, simulations=given).plan.simulations is given
+    else:
+        assert engine.plan.executor is engine.plan.timeout is engine.plan.store is engine.plan.simulations is None
+
+
+VERBS = {
+    "mode": lambda p: p.mode(),
+    "log_density": lambda p: p.log_density(GRID),
+    "herd": lambda p: p.herd(OTHER, 5),
+    "pointwise_log_likelihood": lambda p: p.pointwise_log_likelihood(),
+}
+
+
+@pytest.mark.parametrize("name", ["kernel ABC", "kernel recursive ABC", "posterior bootstrap"])
+def test_what_a_posterior_does_not_have_is_said_in_a_sentence(name, fitted):
+    lacking = set()
+    for verb, call in VERBS.items():
+        try:
+            call(fitted(name).posterior)
+        except NotImplementedError as error:
+            assert type(fitted(name)).__name__ in str(error) and ";" in str(error)
+            lacking.add(verb)
+    points = {"herd"} if name != "kernel ABC" else set()
+    assert lacking == {"log_density", "pointwise_log_likelihood"} | points
 
 
 VARIANTS = ("KELFI, published form", "KELFI, learnt prior", "KELFI, two sites")

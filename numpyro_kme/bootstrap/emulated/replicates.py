@@ -14,12 +14,12 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.bootstrap import newton
-from numpyro_kme.bootstrap.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator, calibrated_loss_scale
+from numpyro_kme.bootstrap.emulated.emulator import FINAL_ITERATIONS, EmulatedMinima, Emulator, calibrated_loss_scale
+from numpyro_kme.bootstrap.emulated.training_set import TrainingSimulator, fit_features, together
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, starting_scale
 from numpyro_kme.bootstrap.preparation import FIRST_NODES, Derivatives, posterior_sd
 from numpyro_kme.bootstrap.replicates import TOLERANCE, EmulatorSummary, Quadrature, Replicates
 from numpyro_kme.bootstrap.settings import Settings
-from numpyro_kme.bootstrap.training_set import TrainingSimulator, fit_features, together
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
 from numpyro_kme.losses.generator import BLOCK

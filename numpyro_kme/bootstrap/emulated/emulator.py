@@ -11,8 +11,8 @@ import numpy as np
 from numpyro_kme._core import programs
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import jitted
-from numpyro_kme.bootstrap.networks import Networks
-from numpyro_kme.bootstrap.training_set import EmulatorTrainingSet
+from numpyro_kme.bootstrap.emulated.networks import Networks
+from numpyro_kme.bootstrap.emulated.training_set import EmulatorTrainingSet
 from numpyro_kme.losses import mixing
 
 NEAR = 0.05
