@@ -50,10 +50,10 @@ class KernelBayesFilter:
     @classmethod
     def fit(
         cls,
-        states: PointSet,
-        observations: PointSet,
         kernel_state: Kernel,
         kernel_observation: Kernel,
+        states: PointSet,
+        observations: PointSet,
         regularisation: float,
         *,
         delta: float | None = None,
@@ -63,8 +63,8 @@ class KernelBayesFilter:
         """Learn from one path of `T + 1` states and observations.
 
         Args:
-            states, observations: In the order of time.
             kernel_state, kernel_observation: Positive definite.
+            states, observations: In the order of time.
             regularisation: `eps`.
             delta: `2 eps` when left out.
             tolerance, max_rank: Bounds of the low-rank factors, as in `LowRank.fit`.

@@ -110,12 +110,12 @@ class ConditionalMeanEmbedding:
 
     @classmethod
     @on_host
-    def fit(cls, inputs: PointSet, kernel: Kernel, regularisation: float) -> "ConditionalMeanEmbedding":
+    def fit(cls, kernel: Kernel, inputs: PointSet, regularisation: float) -> "ConditionalMeanEmbedding":
         """Factorise `L + m lam I` on the host, in float64.
 
         Args:
-            inputs: `(m, dim)`, `theta_j`, concrete.
             kernel: `l`, positive definite, with concrete hyperparameters.
+            inputs: `(m, dim)`, `theta_j`, concrete.
             regularisation: `lam > 0`; `m^-1/2` is the rate of theory, 1e-3 to 1e-1 the usual range.
         Raises:
             numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.

@@ -315,7 +315,7 @@ def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: fl
     """The power of ten with which coordinates and their squares are predicted best by kernel ridge regression, each
     simulation without itself."""
     targets = np.concatenate([table.z, np.square(table.z)], axis=1)
-    return float(DistributionRegression.fit(table.x, targets, kernel, tolerance=tolerance).regularisation)
+    return float(DistributionRegression.fit(kernel, table.x, targets, tolerance=tolerance).regularisation)
 
 
 def apart(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:

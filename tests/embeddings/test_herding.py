@@ -41,7 +41,7 @@ def herded():
     rng = np.random.default_rng(11)
     candidates = rng.normal(size=(3000, 2)) * 1.2
     values = np.asarray(embedding(candidates))
-    return candidates, values, np.asarray(herd(values, K.Gaussian(SCALE), candidates, 400))
+    return candidates, values, np.asarray(herd(K.Gaussian(SCALE), values, candidates, 400))
 
 
 def test_agrees_with_numpy():
@@ -66,10 +66,10 @@ def test_any_number_of_candidates(count, rng):
     """Padding of the two-stage argmax is never chosen."""
     candidates = rng.normal(size=(count, 2))
     values = rng.normal(size=count) - 5.0
-    order = np.asarray(jax.jit(lambda values: herd(values, K.Gaussian(SCALE), candidates, 7))(values))
+    order = np.asarray(jax.jit(lambda values: herd(K.Gaussian(SCALE), values, candidates, 7))(values))
     assert order.min() >= 0 and order.max() < count
     np.testing.assert_array_equal(order, numpy_herding(values, candidates, 7))
-    np.testing.assert_array_equal(herd(values, K.Gaussian(SCALE), candidates, 7), order)
+    np.testing.assert_array_equal(herd(K.Gaussian(SCALE), values, candidates, 7), order)
 
 
 @pytest.mark.smoke
@@ -80,7 +80,7 @@ def test_signed_embeddings(rng):
     candidates = rng.normal(size=(500, 2))
     values = np.asarray(signed(candidates))
     assert values.min() < 0
-    order = np.asarray(herd(values, K.Gaussian(SCALE), candidates, 30))
+    order = np.asarray(herd(K.Gaussian(SCALE), values, candidates, 30))
     reference = numpy_herding(values, candidates, 30)
 
     def distance(chosen):
@@ -93,21 +93,21 @@ def test_other_points_and_kernels(rng):
     sets = rng.normal(size=(40, 6, 2)) + rng.normal(size=(40, 1, 2))
     kernel = K.EmpiricalMeasure(K.Laplace(1.0), 0.5)
     values = np.asarray(kernel.gram(sets)).mean(0)
-    order = herd(values, kernel, sets, 5)
+    order = herd(kernel, values, sets, 5)
     assert order[0] == np.argmax(values)
     assert len(set(np.asarray(order).tolist())) > 1
 
 
 def test_traced_embeddings():
     candidates, values, order = herded()
-    inside = jax.jit(lambda l, values: herd(values, K.Gaussian(l), candidates, 20))
+    inside = jax.jit(lambda l, values: herd(K.Gaussian(l), values, candidates, 20))
     np.testing.assert_array_equal(inside(SCALE, values), order[:20])
 
 
 def test_polish_improves_herded_points():
     candidates, _, order = herded()
     start = candidates[order[:60]]
-    polished = polish(embedding, K.Gaussian(SCALE), start)
+    polished = polish(K.Gaussian(SCALE), embedding, start)
     assert polished.shape == start.shape and polished.dtype == np.float64
     assert mmd(polished) < 0.6 * mmd(start)
 
@@ -116,7 +116,7 @@ def test_polish_separates_repeated_points():
     start = np.zeros((2, 2))
     start[:, 0] = 0.3
     start = np.concatenate([start, [[-1.0, 0.0]]])
-    polished = polish(embedding, K.Gaussian(SCALE), start)
+    polished = polish(K.Gaussian(SCALE), embedding, start)
     assert np.linalg.norm(polished[0] - polished[1]) > 0.1
     assert mmd(polished) < mmd(start)
 
@@ -126,7 +126,7 @@ def test_polish_accepts_an_embedding_of_points_in_a_float32_session(rng):
     with jax.enable_x64(False):
         target = MeanEmbedding(K.Gaussian(SCALE), jnp.asarray(points))
         start = points[:6]
-        polished = polish(target, K.Gaussian(SCALE), start)
+        polished = polish(K.Gaussian(SCALE), target, start)
     assert polished.dtype == np.float64
 
     def distance(t):
@@ -138,12 +138,12 @@ def test_polish_accepts_an_embedding_of_points_in_a_float32_session(rng):
 def test_bad_input():
     kernel, candidates = K.Gaussian(1.0), np.zeros((4, 2))
     with pytest.raises(ValueError, match=r"`embedding_values` must have shape \(4,\), one per candidate; got \(3,\)"):
-        herd(np.zeros(3), kernel, candidates, 2)
+        herd(kernel, np.zeros(3), candidates, 2)
     with pytest.raises(ValueError, match="`num_samples` must be at least 1; got 0"):
-        herd(np.zeros(4), kernel, candidates, 0)
+        herd(kernel, np.zeros(4), candidates, 0)
     with pytest.raises(ValueError, match="`embedding_values` has 1 entries that are not finite"):
-        herd(np.array([0.0, np.nan, 0.0, 0.0]), kernel, candidates, 2)
+        herd(kernel, np.array([0.0, np.nan, 0.0, 0.0]), candidates, 2)
     with pytest.raises(FloatingPointError, match="not finite at the start"):
-        polish(lambda t: jnp.log(jnp.sum(t, axis=1) - 10), kernel, candidates)
+        polish(kernel, lambda t: jnp.log(jnp.sum(t, axis=1) - 10), candidates)
     with pytest.raises(ValueError, match=r"`points` must have shape \(points, dim\)"):
-        polish(embedding, kernel, np.zeros(3))
+        polish(kernel, embedding, np.zeros(3))
