@@ -157,9 +157,7 @@ FUNCTIONS = [
     lambda f: kme.herd(f.kernel(), f.column(), f.points(), f.whole()),
     lambda f: polish(kernels.Gaussian(1.0), lambda t: t[:, 0], f.points(), max_steps=2),
     lambda f: LowRank.fit(f.kernel(), f.points(), tolerance=f.positive(), max_rank=f.whole()).values,
-    lambda f: kme.embeddings.embedding_mode(
-        kme.embeddings.MeanEmbedding(kernels.Gaussian(f.positive()), f.points(), f.weights())
-    ),
+    lambda f: kme.embeddings.MeanEmbedding(kernels.Gaussian(f.positive()), f.points(), f.weights()).mode(),
     lambda f: diagnostics.misspecification_test(f.points(), f.column(2)).p_value,
     lambda f: kernels.EmpiricalMeasure(f.kernel(), f.positive()).gram(f.spoil(f.rng.normal(size=(3, 4, 2)))),
     lambda f: (kme.Retry(f.whole()).times, kme.Penalise(f.positive()).value),

@@ -269,7 +269,7 @@ DOORS = {
     "choose_by_folds": lambda z, x: kme.embeddings.choose_by_folds(KEY, z, x, settings(), num_folds=2).errors,
     "choose_by_prediction": lambda z, x: kme.embeddings.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,
     "recursive_abc_step": lambda z, x: kme.abc.recursive_abc_step(KEY, GAUSSIAN, z, x, x[0], 40, regularisation=0.1),
-    "embedding_mode": lambda z, x: kme.embeddings.embedding_mode(prior(z)),
+    "MeanEmbedding.mode": lambda z, x: prior(z).mode(),
     "polish": lambda z, x: polish(GAUSSIAN, prior(z), x[:4], max_steps=5),
     "soft_abc_weights": lambda z, x: kme.abc.soft_abc_weights(z[:, 0], 1.0).weights,
     "rejection_weights": lambda z, x: kme.abc.rejection_weights(z[:, 0], quantile=0.5).weights,

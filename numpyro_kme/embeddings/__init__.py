@@ -5,7 +5,7 @@ from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.hypothesis_tests import PermutationTest, hsic, hsic_test, mmd_test
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, conditional_embedding, kernel_sum_rule
-from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, embedding_mode
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic, squared_mmd
 from numpyro_kme.embeddings.parameter_choice import (
     ChosenSettings,
@@ -31,7 +31,6 @@ __all__ = [
     "choose_by_holdout",
     "choose_by_prediction",
     "conditional_embedding",
-    "embedding_mode",
     "herd",
     "hsic",
     "hsic_test",

@@ -12,7 +12,6 @@ from numpyro_kme.embeddings.kernel_bayes import (
     kernel_sum_rule,
     posterior_weights,
 )
-from numpyro_kme.embeddings.means import embedding_mode
 from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.low_rank import LowRank
 
@@ -181,21 +180,21 @@ def test_what_cannot_be_solved_is_said(joint, rng):
     np.testing.assert_allclose(np.log2(used / 1e-14) % 1, 0.0, atol=1e-9)
 
 
-def test_embedding_mode(rng):
+def test_the_mode_of_an_embedding(rng):
     x, weights = rng.normal(size=(40, 2)), rng.normal(size=40)
     embedding = MeanEmbedding(Gaussian(0.8), x, weights)
     axis = np.linspace(-4, 4, 161)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     best = grid[np.argmax(np.asarray(embedding(grid)))]
-    assert np.asarray(embedding(embedding_mode(embedding)[None]))[0] >= np.asarray(embedding(best[None]))[0] - 1e-6
-    np.testing.assert_allclose(embedding_mode(embedding, best), best, atol=0.06)
+    assert np.asarray(embedding(embedding.mode()[None]))[0] >= np.asarray(embedding(best[None]))[0] - 1e-6
+    np.testing.assert_allclose(embedding.mode(best), best, atol=0.06)
     with pytest.raises(ValueError, match="needs a Gaussian kernel, or one on rotations; got Laplace"):
-        embedding_mode(MeanEmbedding(Laplace(1.0), x))
+        MeanEmbedding(Laplace(1.0), x).mode()
     for kernel, points in ((Gaussian(0.8), x), (RotationTrace(), np.eye(2)[None])):
         with pytest.raises(FloatingPointError, match=f"All {len(points)} weights are zero: the embedding has no mode"):
-            embedding_mode(MeanEmbedding(kernel, points, np.zeros(len(points))))
+            MeanEmbedding(kernel, points, np.zeros(len(points))).mode()
     with pytest.raises(FloatingPointError, match=r"where it must be positive: .* with a sum of -1, have no mode"):
-        embedding_mode(MeanEmbedding(Gaussian(0.8), x, np.full(40, -1 / 40)))
+        MeanEmbedding(Gaussian(0.8), x, np.full(40, -1 / 40)).mode()
 
 
 def turned(axis, angle):
@@ -212,7 +211,7 @@ def test_modes_are_rotations(rng):
     grid = np.stack([turned(axis, angle) for angle in np.linspace(-np.pi, np.pi, 2001)])
     for kernel in (RotationTrace(), RotationGaussian(0.6)):
         embedding = MeanEmbedding(kernel, points, weights)
-        found = embedding_mode(embedding)
+        found = embedding.mode()
         np.testing.assert_allclose(found @ found.T, np.eye(3), atol=1e-10)
         best = grid[np.argmax(np.asarray(embedding(grid)))]
         assert float(embedding(found[None])[0]) >= float(embedding(best[None])[0]) - 1e-9
@@ -353,13 +352,13 @@ def path(x):
         (lambda x: kernel_sum_rule(Gaussian(1.0), x, x, x, 1e-3), "`prior` must be an embedding"),
         (lambda x: LowRank.fit("gaussian", x), "`kernel` must be a kernel, .* got 'gaussian'"),
         (
-            lambda x: embedding_mode(fitted(x).posterior(x[:1]), np.full(2, np.nan)),
+            lambda x: fitted(x).posterior(x[:1]).mode(np.full(2, np.nan)),
             "`start` has 2 entries that are not",
         ),
         (lambda x: fitted(x).weights(x * np.nan), "`y` has 40 entries that are not finite"),
         (lambda x: fitted(x).posterior(x[:2]), "one observation, with a leading axis; it holds 2"),
         (
-            lambda x: embedding_mode(fitted(x).posterior(x[:1]), np.zeros(3)),
+            lambda x: fitted(x).posterior(x[:1]).mode(np.zeros(3)),
             r"`start` must be one point of shape \(2,\); got \(3,\)",
         ),
         (lambda x: path(x).filter(x * np.nan), "`observations` has 40 entries that are not finite"),
