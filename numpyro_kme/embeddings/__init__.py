@@ -15,6 +15,7 @@ from numpyro_kme.embeddings.parameter_choice import (
     choose_by_prediction,
     kernel_bayes_candidates,
 )
+from numpyro_kme.embeddings.weighted_points import Measure
 
 __all__ = [
     "ChosenSettings",
@@ -25,6 +26,7 @@ __all__ = [
     "KernelBayesSettings",
     "LinearTime",
     "MeanEmbedding",
+    "Measure",
     "PermutationTest",
     "Quadratic",
     "choose_by_folds",
