@@ -53,7 +53,7 @@ def rest(folder, by_hand):
     """Public names of a folder, in the order of the alphabet, but for modules and what is listed by hand."""
     module, known = attrgetter(folder)(numpyro_kme), {id(attrgetter(name)(numpyro_kme)) for name in by_hand}
     above = {id(getattr(numpyro_kme, name)): name for name in numpyro_kme.__all__}
-    for name in sorted(public(module), key=lambda name: name.replace("_", "").lower()):
+    for name in sorted(sorted(public(module), reverse=True), key=lambda name: name.replace("_", "").lower()):
         value = getattr(module, name)
         if id(value) not in known and not inspect.ismodule(value):
             yield above.get(id(value), f"{folder}.{name}")
