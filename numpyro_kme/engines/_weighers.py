@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
@@ -200,6 +201,7 @@ def observed_part(problem: Problem) -> np.ndarray:
     return ~np.isnan(np.asarray(site.observed)) | site.simulator.ragged
 
 
+@shown
 class Weighting(NamedTuple):
     """Weights of the simulations.
 
@@ -249,6 +251,7 @@ class Weigher(abc.ABC):
         return self.apart(some, some)
 
 
+@shown
 @dataclass(frozen=True)
 class SignedWeigher(Weigher):
     """Signed weights by ridge regression on the data.
