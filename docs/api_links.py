@@ -8,13 +8,14 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from api_lists import listed
 from docutils import nodes
 from sphinx.util.nodes import make_refnode
 
 import numpyro_kme
 
 PAGES = [(Path(__file__).parent / name).read_text() for name in ("api.md", "simulators.md")]
-LISTED = [name for page in PAGES for name in re.findall(r"^   (\w[\w.]*)$", page, flags=re.M)]
+LISTED = [name for page in PAGES for name in listed(page)]
 """The names of the two pages, below `numpyro_kme`."""
 
 PYTHON = "https://docs.python.org/3/library"

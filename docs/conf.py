@@ -19,6 +19,7 @@ extensions += ["sphinx-mathjax-offline"]
 extensions += [
     "docstrings",
     "api_examples",
+    "api_lists",
     "api_links",
     "messages",
     "notebooks",

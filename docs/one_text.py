@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from api_links import LISTED
+from api_lists import expanded
 
 import numpyro_kme
 
@@ -37,7 +38,7 @@ def below(env, name):
 
 def page(path):
     """A page with the files that it includes."""
-    return INCLUDED.sub(lambda match: (path.parent / match[1]).read_text(), path.read_text()).strip()
+    return INCLUDED.sub(lambda match: (path.parent / match[1]).read_text(), expanded(path.read_text())).strip()
 
 
 def entry(name):

@@ -338,11 +338,11 @@ def apart(y=DATA[:, None], sets=ROWS_OF_SETS, discrepancy=QUADRATIC):
 
 
 def learnt_summary(x=ROWS_OF_SETS, targets=THETA, kernel=ON_SETS, y=ROWS_OF_SETS[:2], **settings):
-    return kme.abc.DistributionRegression.fit(x, targets, kernel, **settings).predict(y)
+    return kme.abc.DistributionRegression.fit(kernel, x, targets, **settings).predict(y)
 
 
 def ridge_weights(inputs=X, kernel=WIDE, regularisation=0.1, t=X[:2], **settings):
-    return kme.kernels.LowRankRidge.fit(inputs, kernel, regularisation, **settings).weights(t)
+    return kme.kernels.LowRankRidge.fit(kernel, inputs, regularisation, **settings).weights(t)
 
 
 def recursive(
@@ -352,7 +352,7 @@ def recursive(
 
 
 def recursive_step(theta=THETA, x=X, y=X[0], kernel=WIDE, number=20, **settings):
-    return kme.abc.recursive_abc_step(KEY, theta, x, y, kernel, number, **settings)
+    return kme.abc.recursive_abc_step(KEY, kernel, theta, x, y, number, **settings)
 
 
 for kind, call, raises in [
@@ -497,7 +497,7 @@ add("functions", "raising", lambda: kernels.FromCallable(raising_kernel).gram(PO
 add(
     "functions",
     "hanging",
-    lambda: kme.embeddings.hsic(WIDE, POINTS, WIDE, OTHERS),
+    lambda: kme.embeddings.hsic(WIDE, WIDE, POINTS, OTHERS),
     "must be at least 2 pairs; got 6 and 5",
 )
 add("functions", "raising", lambda: HOST.gram(POINTS), "`raising_kernel` failed .*no kernel")
@@ -509,13 +509,13 @@ add(
     lambda: mmd(POINTS, OTHERS, x_weights=np.full(6, NAN)),
     "`x_weights` must sum to one; got a sum of nan",
 )
-add("functions", "NaN", lambda: kme.herd(np.array([NAN, 0.0]), WIDE, POINTS[:2], 3), "`embedding_values` has 1 entries")
+add("functions", "NaN", lambda: kme.herd(WIDE, np.array([NAN, 0.0]), POINTS[:2], 3), "`embedding_values` has 1 entries")
 add("functions", "NaN", lambda: kme.mmd_test(KEY, WIDE, spoilt(POINTS, NAN), OTHERS), "`x` has 2 entries")
-add("functions", "NaN", lambda: kme.embeddings.hsic(WIDE, POINTS, WIDE, spoilt(POINTS, NAN)), "`y` has 2 entries")
+add("functions", "NaN", lambda: kme.embeddings.hsic(WIDE, WIDE, POINTS, spoilt(POINTS, NAN)), "`y` has 2 entries")
 add("functions", "NaN", lambda: kernels.median_heuristic(spoilt(POINTS, NAN)), "`x` has 2 entries")
 add("functions", "bad hyperparameter", lambda: kernels.Gaussian(NAN), "`length_scale` must be positive")
 add("functions", "bad hyperparameter", lambda: kernels.EmpiricalMeasure(WIDE, 0.0), "`length_scale` must be positive")
-add("functions", "m = 0", lambda: kme.herd(np.zeros(2), WIDE, POINTS[:2], 0), "`num_samples` must be at least 1; got 0")
+add("functions", "m = 0", lambda: kme.herd(WIDE, np.zeros(2), POINTS[:2], 0), "`num_samples` must be at least 1; got 0")
 add(
     "functions",
     "wrong shape",
@@ -525,7 +525,7 @@ add(
 
 
 def ridge(inputs=POINTS, regularisation=0.1):
-    return kme.embeddings.ConditionalMeanEmbedding.fit(inputs, WIDE, regularisation).factor
+    return kme.embeddings.ConditionalMeanEmbedding.fit(WIDE, inputs, regularisation).factor
 
 
 add("functions", "NaN", lambda: ridge(spoilt(POINTS, NAN)), "`inputs` has 2 entries")

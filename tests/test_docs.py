@@ -102,8 +102,7 @@ def test_public_names_are_explained(name):
 
 
 def test_every_public_name_has_one_page_of_the_api():
-    page = (ROOT / "docs" / "api.md").read_text()
-    listed = re.findall(r"^   (\w[\w.]*)$", page, flags=re.M)
+    listed = script("api_lists").listed((ROOT / "docs" / "api.md").read_text())
     objects = [id(attrgetter(name)(numpyro_kme)) for name in listed]
     twice = {name for name, found in zip(listed, objects) if objects.count(found) > 1}
     alias = {"kernels.Laplace", "kernels.Matern12"}
@@ -114,6 +113,25 @@ def test_every_public_name_has_one_page_of_the_api():
 
 HOLDERS = ["numpyro_kme.mcmc.handlers"]
 """Modules whose names are listed one by one."""
+
+
+def test_a_new_name_needs_no_edit_of_the_page_of_the_api(monkeypatch):
+    """The `__all__` of its folder lists it, once: without the folder, where the package itself has it."""
+    page, lists = (ROOT / "docs" / "api.md").read_text(), script("api_lists")
+    folders = [name for name in numpyro_kme.__all__ if inspect.ismodule(getattr(numpyro_kme, name))]
+    assert sorted({*lists.REST.findall(page)}) == sorted({*folders, "mcmc.handlers"} - {"handlers"})
+    before = lists.listed(page)
+    for name in folders:
+        if name == "handlers":
+            continue
+        folder = getattr(numpyro_kme, name)
+        monkeypatch.setattr(folder, "Newest", type("Newest", (), {"__module__": folder.__name__}), raising=False)
+        monkeypatch.setattr(folder, "__all__", [*lists.public(folder), "Newest"], raising=False)
+    monkeypatch.setattr(numpyro_kme, "Newest", numpyro_kme.losses.Newest, raising=False)
+    monkeypatch.setattr(numpyro_kme, "__all__", [*numpyro_kme.__all__, "Newest"])
+    found = lists.listed(page)
+    new = ["Newest", *(f"{name}.Newest" for name in folders if name not in ("handlers", "losses"))]
+    assert sorted(found) == sorted(before + new)
 
 
 def simulator_rows():

@@ -103,18 +103,18 @@ def statistics(f):
 def bayes(f):
     prior = kme.embeddings.MeanEmbedding(kernels.Gaussian(1.0), f.points(), f.weights())
     rule = kme.embeddings.KernelBayesRule.fit(
-        f.points(), f.points(), f.kernel(), prior, f.positive(), delta=f.positive()
+        f.kernel(), f.points(), f.points(), prior, f.positive(), delta=f.positive()
     )
     return rule.weights(f.points(1))
 
 
 def sum_rule(f):
     prior = kme.embeddings.MeanEmbedding(kernels.Gaussian(1.0), f.points(), f.weights())
-    return kme.embeddings.kernel_sum_rule(prior, f.points(), f.points(), f.kernel(), f.positive()).weights
+    return kme.embeddings.kernel_sum_rule(f.kernel(), prior, f.points(), f.points(), f.positive()).weights
 
 
 def ridge(f):
-    fitted = kme.embeddings.ConditionalMeanEmbedding.fit(f.points(), f.kernel(), f.positive())
+    fitted = kme.embeddings.ConditionalMeanEmbedding.fit(f.kernel(), f.points(), f.positive())
     return fitted.expectation(f.column(), f.points(3))
 
 
@@ -148,16 +148,14 @@ FUNCTIONS = [
     lambda f: kme.embeddings.Fourier.draw(KEY, kernels.Gaussian(f.positive()), 2, f.whole())(f.points(), f.points()),
     lambda f: tuple(kme.mmd_test(KEY, f.kernel(), f.points(), f.points(), num_permutations=f.whole())),
     lambda f: tuple(
-        kme.embeddings.hsic_test(KEY, f.kernel(), f.points(), f.kernel(), f.points(), num_permutations=f.whole())
+        kme.embeddings.hsic_test(KEY, f.kernel(), f.kernel(), f.points(), f.points(), num_permutations=f.whole())
     ),
-    lambda f: kme.embeddings.hsic(f.kernel(), f.points(), f.kernel(), f.points()),
+    lambda f: kme.embeddings.hsic(f.kernel(), f.kernel(), f.points(), f.points()),
     lambda f: kernels.median_heuristic(f.points()),
     lambda f: kernels.median_heuristic_per_dimension(f.points()),
-    lambda f: kme.herd(f.column(), f.kernel(), f.points(), f.whole()),
+    lambda f: kme.herd(f.kernel(), f.column(), f.points(), f.whole()),
     lambda f: LowRank.fit(f.kernel(), f.points(), tolerance=f.positive(), max_rank=f.whole()).values,
-    lambda f: kme.embeddings.embedding_mode(
-        kme.embeddings.MeanEmbedding(kernels.Gaussian(f.positive()), f.points(), f.weights())
-    ),
+    lambda f: kme.embeddings.MeanEmbedding(kernels.Gaussian(f.positive()), f.points(), f.weights()).mode(),
     lambda f: diagnostics.misspecification_test(f.points(), f.column(2)).p_value,
     lambda f: kernels.EmpiricalMeasure(f.kernel(), f.positive()).gram(f.spoil(f.rng.normal(size=(3, 4, 2)))),
     lambda f: (kme.Retry(f.whole()).times, kme.Penalise(f.positive()).value),

@@ -237,19 +237,19 @@ DOORS = {
     "Coordinates.standardise": lambda z, x: coordinates_of(z).rest,
     "Coordinates.table": lambda z, x: coordinates_of(Z).table(z),
     "KernelBayesRule.fit": lambda z, x: (
-        kme.embeddings.KernelBayesRule.fit(z, x, GAUSSIAN, prior(z), 0.1).weights(x[:2])
+        kme.embeddings.KernelBayesRule.fit(GAUSSIAN, z, x, prior(z), 0.1).weights(x[:2])
     ),
-    "kernel_sum_rule": lambda z, x: kme.embeddings.kernel_sum_rule(prior(z), z, x, GAUSSIAN, 0.1).weights,
+    "kernel_sum_rule": lambda z, x: kme.embeddings.kernel_sum_rule(GAUSSIAN, prior(z), z, x, 0.1).weights,
     "conditional_embedding": lambda z, x: (
-        kme.embeddings.conditional_embedding(z, x, GAUSSIAN, GAUSSIAN, x[:1], 0.1).weights
+        kme.embeddings.conditional_embedding(GAUSSIAN, GAUSSIAN, z, x, x[:1], 0.1).weights
     ),
     "KernelBayesFilter.fit": lambda z, x: (
-        kme.embeddings.KernelBayesFilter.fit(z, x, GAUSSIAN, GAUSSIAN, 0.1, delta=0.1).filter(x[:2])
+        kme.embeddings.KernelBayesFilter.fit(GAUSSIAN, GAUSSIAN, z, x, 0.1, delta=0.1).filter(x[:2])
     ),
     "LowRank.fit": lambda z, x: LowRank.fit(GAUSSIAN, z).values,
-    "LowRankRidge.fit": lambda z, x: kme.kernels.LowRankRidge.fit(z, GAUSSIAN, 0.1).weights(z[:2]),
-    "ConditionalMeanEmbedding.fit": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(z, GAUSSIAN, 0.1).factor,
-    "DistributionRegression.fit": lambda z, x: kme.abc.DistributionRegression.fit(x, z, GAUSSIAN, 0.1).predict(x[:2]),
+    "LowRankRidge.fit": lambda z, x: kme.kernels.LowRankRidge.fit(GAUSSIAN, z, 0.1).weights(z[:2]),
+    "ConditionalMeanEmbedding.fit": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(GAUSSIAN, z, 0.1).factor,
+    "DistributionRegression.fit": lambda z, x: kme.abc.DistributionRegression.fit(GAUSSIAN, x, z, 0.1).predict(x[:2]),
     "discrepancies_to, a function": lambda z, x: (
         kme.abc.discrepancies_to(x[0], x, lambda a, b: jnp.sum(jnp.square(a - b)))
     ),
@@ -261,21 +261,21 @@ DOORS = {
     ),
     "discrepancies_to, a loss": lambda z, x: kme.abc.discrepancies_to(z[:, :1], x[None, :, :1], kme.Wasserstein()),
     "mmd_test": lambda z, x: kme.mmd_test(KEY, GAUSSIAN, z, x, num_permutations=9).null,
-    "hsic_test": lambda z, x: kme.embeddings.hsic_test(KEY, GAUSSIAN, z, GAUSSIAN, x, num_permutations=9).null,
+    "hsic_test": lambda z, x: kme.embeddings.hsic_test(KEY, GAUSSIAN, GAUSSIAN, z, x, num_permutations=9).null,
     "learn_length_scale": lambda z, x: kme.kernels.learn_length_scale(KEY, z, num_landmarks=5).optima,
     "shrunk_embedding": lambda z, x: kme.kernels.shrunk_embedding(z, x, 1.0, 0.5, 2.0),
     "farthest_point_design": lambda z, x: kme.kernels.farthest_point_design(KEY, z, 4),
     "choose_by_folds": lambda z, x: kme.embeddings.choose_by_folds(KEY, z, x, settings(), num_folds=2).errors,
     "choose_by_prediction": lambda z, x: kme.embeddings.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,
-    "recursive_abc_step": lambda z, x: kme.abc.recursive_abc_step(KEY, z, x, x[0], GAUSSIAN, 40, regularisation=0.1),
-    "embedding_mode": lambda z, x: kme.embeddings.embedding_mode(prior(z)),
+    "recursive_abc_step": lambda z, x: kme.abc.recursive_abc_step(KEY, GAUSSIAN, z, x, x[0], 40, regularisation=0.1),
+    "MeanEmbedding.mode": lambda z, x: prior(z).mode(),
     "soft_abc_weights": lambda z, x: kme.abc.soft_abc_weights(z[:, 0], 1.0).weights,
     "rejection_weights": lambda z, x: kme.abc.rejection_weights(z[:, 0], quantile=0.5).weights,
     "MeanEmbedding": lambda z, x: prior(z)(x),
     "squared_mmd": lambda z, x: kme.squared_mmd(GAUSSIAN, z, x),
-    "herd": lambda z, x: kme.herd(z[:, 0], GAUSSIAN, z, 3),
+    "herd": lambda z, x: kme.herd(GAUSSIAN, z[:, 0], z, 3),
     "Gaussian(length_scale=z)": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(
-        x, kernels.Gaussian(z[0] ** 2 + 1.0), 0.1
+        kernels.Gaussian(z[0] ** 2 + 1.0), x, 0.1
     ).factor,
 }  # fmt: skip
 
@@ -380,7 +380,7 @@ class TestWhatFunctionsCloseOver:
         assert single == (kernel(jnp.zeros(2), jnp.ones(2)), discrepancy(jnp.zeros(2), jnp.ones(2)))
 
     def test_what_was_fitted_under_jit_and_again_on_the_host(self):
-        embedding = kme.embeddings.ConditionalMeanEmbedding.fit(Z, GAUSSIAN, 0.1)
+        embedding = kme.embeddings.ConditionalMeanEmbedding.fit(GAUSSIAN, Z, 0.1)
         living = jax.jit(embedding.weights)
         single = living(Z[:3].astype(np.float32))
         double = on_host(kme.embeddings.ConditionalMeanEmbedding.weights)(embedding, Z[:3])
@@ -493,10 +493,10 @@ KEYED = {
     "choose_by_prediction": lambda key: kme.embeddings.choose_by_prediction(key, Z, X, settings()),
     "log_estimate_sd": lambda key: kme.mcmc.log_estimate_sd(key, model, {"b": Z}),
     "noise_sensitivity": lambda key: kme.mcmc.noise_sensitivity(key, model, {"b": Z}),
-    "hsic_test": lambda key: kme.embeddings.hsic_test(key, GAUSSIAN, Z, GAUSSIAN, X),
+    "hsic_test": lambda key: kme.embeddings.hsic_test(key, GAUSSIAN, GAUSSIAN, Z, X),
     "mmd_test": lambda key: kme.mmd_test(key, GAUSSIAN, Z, X),
-    "kernel_recursive_abc": lambda key: kme.abc.kernel_recursive_abc(key, shift, Z, X[0], GAUSSIAN),
-    "recursive_abc_step": lambda key: kme.abc.recursive_abc_step(key, Z, X, X[0], GAUSSIAN, 5),
+    "kernel_recursive_abc": lambda key: kme.abc.kernel_recursive_abc(key, shift, Z, X[0], kernel=GAUSSIAN),
+    "recursive_abc_step": lambda key: kme.abc.recursive_abc_step(key, GAUSSIAN, Z, X, X[0], 5),
     "learn_length_scale": lambda key: kme.kernels.learn_length_scale(key, Z),
     "farthest_point_design": lambda key: kme.kernels.farthest_point_design(key, Z, 3),
     "simulate": lambda key: kme.simulate(key, PROBLEM, 3),

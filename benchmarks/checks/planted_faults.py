@@ -22,12 +22,10 @@ import numpyro.distributions as dist
 import numpyro_kme as kme
 from benchmarks.helpers import report
 from numpyro_kme import diagnostics
-from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.embeddings.measures import Normal
-from numpyro_kme.engines import _sampling
+from numpyro_kme.engines import EffectiveSampleSizeError, _sampling
 from numpyro_kme.engines._weighers import data_kernel
-from numpyro_kme.kernels import Gaussian
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels import Gaussian, register
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 
 SD = 0.7

@@ -26,8 +26,8 @@ import numpyro_kme as kme
 from benchmarks.checks import calibration
 from benchmarks.helpers import report
 from numpyro_kme import diagnostics
-from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.diagnostics.uniformity import MARGIN
+from numpyro_kme.engines import EffectiveSampleSizeError
 
 MARGINS = (0.0, 0.05, 0.1, 0.15)
 QUIET = dict(num_samples=200, progress_bar=False)

@@ -57,7 +57,7 @@ def draw(rng, n):
 
 
 @functools.partial(jax.jit, static_argnames="num_samples")
-def naive_herd(values, kernel, candidates, num_samples):
+def naive_herd(kernel, values, candidates, num_samples):
     """The textbook loop: one `argmax` over all candidates a step."""
 
     def choose(total, size):
@@ -90,8 +90,8 @@ def main():
         first, best = seconds(functools.partial(function, values, KERNEL, candidates, SAMPLES))
         rates.append([name, best / SAMPLES / CANDIDATES * 1e9, best, first - best])
 
-    order = np.asarray(herd(values, KERNEL, candidates, SAMPLES))
-    naive = np.asarray(naive_herd(values, KERNEL, candidates, SAMPLES))
+    order = np.asarray(herd(KERNEL, values, candidates, SAMPLES))
+    naive = np.asarray(naive_herd(KERNEL, values, candidates, SAMPLES))
     pool, errors = np.asarray(candidates), []
     for size in (25, 100, 400, SAMPLES):
         iid = np.mean([mmd(draw(rng, size)) for _ in range(20)])

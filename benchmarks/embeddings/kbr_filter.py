@@ -152,7 +152,7 @@ def timing(rows):
         rng = np.random.default_rng(size)
         (states, observations), (_, seen) = (path(rng, n, DYNAMICS["rotation"]) for n in (size + 1, STEPS + 1))
         kernels = Gaussian(0.3 * median_heuristic(states)), Gaussian(0.3 * median_heuristic(observations))
-        found = KernelBayesFilter.fit(states, observations, *kernels, 0.1 / size, tolerance=1e-14, max_rank=RANK)
+        found = KernelBayesFilter.fit(*kernels, states, observations, 0.1 / size, tolerance=1e-14, max_rank=RANK)
         weights, factor, phi = (
             found.filter(seen),
             np.asarray(found.observations.values),

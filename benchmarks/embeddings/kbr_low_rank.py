@@ -53,7 +53,7 @@ def one(dim, size, seed):
     for tolerance in TOLERANCES:
         begun = time.perf_counter()
         prior = MeanEmbedding(kernels[0], u)
-        rule = KernelBayesRule.fit(x, y, kernels[1], prior, eps, delta=delta, tolerance=tolerance)
+        rule = KernelBayesRule.fit(kernels[1], x, y, prior, eps, delta=delta, tolerance=tolerance)
         weights = rule.weights(seen)
         seconds = time.perf_counter() - begun
         error = np.linalg.norm(weights - dense) / np.linalg.norm(dense)

@@ -44,7 +44,7 @@ def related(rng, function):
 def ours(test, key, x, y):
     if test == "MMD":
         return mmd_test(key, KERNEL, x, y, num_permutations=PERMUTATIONS).p_value
-    return hsic_test(key, KERNEL, x, KERNEL, y, num_permutations=PERMUTATIONS).p_value
+    return hsic_test(key, KERNEL, KERNEL, x, y, num_permutations=PERMUTATIONS).p_value
 
 
 def theirs(test, x, y):

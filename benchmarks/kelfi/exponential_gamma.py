@@ -131,7 +131,7 @@ def sampled(task, posterior, size=1000):
         "herded, l": posterior.likelihood.terms.kernel,
         "herded, narrow": posterior.herding_kernel(),
     }.items():
-        rows = herd(posterior.embedding(kernel, particles.particles), kernel, particles.particles, size)
+        rows = herd(kernel, posterior.embedding(kernel, particles.particles), particles.particles, size)
         found[name] = particles.particles[np.asarray(rows)]
     return {name: task.error_of_points(z[:, 0], np.ones(size)) for name, z in found.items()}
 

@@ -59,8 +59,8 @@ def kernel_recursive_abc(
     simulate: Callable[[jax.Array, np.ndarray], Any],
     theta: ArrayLike,
     observed: ArrayLike,
-    kernel: Kernel | None = None,
     *,
+    kernel: Kernel | None = None,
     num_iterations: int = 10,
     regularisation: float | None = None,
     tolerance: float = low_rank.TOLERANCE,
@@ -105,7 +105,7 @@ def kernel_recursive_abc(
         x = np.asarray(x, np.float64)
         chosen = kernel or Gaussian(median_heuristic_per_dimension(x.reshape(len(x), -1), ties=False))
         theta = recursive_abc_step(
-            herd_key, theta, x, observed, chosen, number, regularisation=regularisation, tolerance=tolerance
+            herd_key, chosen, theta, x, observed, number, regularisation=regularisation, tolerance=tolerance
         )
         path.append(theta[0])
         deviations.append(theta.std(axis=0))
@@ -114,10 +114,10 @@ def kernel_recursive_abc(
 
 def recursive_abc_step(
     rng_key: jax.Array,
+    kernel: Kernel,
     theta: ArrayLike,
     x: ArrayLike,
     observed: ArrayLike,
-    kernel: Kernel,
     number: int,
     *,
     regularisation: float | None = None,
@@ -131,10 +131,10 @@ def recursive_abc_step(
 
     Args:
         rng_key: Makes the candidates.
+        kernel: `k_X`, on outputs.
         theta: `(m, dim)`.
         x: Simulated there, `(m, *event)`.
         observed: `y`, `(*event)`.
-        kernel: `k_X`, on outputs.
         number: How many points come out.
         regularisation: `eps`; `0.01 / sqrt(m)` when left out.
         tolerance: Of the low-rank factor of `G_X`.
@@ -162,7 +162,7 @@ def recursive_abc_step(
     # candidates of herding for each point
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), 10 * number)
     values = MeanEmbedding(on_theta, theta, weights).on_host(candidates)
-    chosen = np.asarray(herd(values, on_theta, candidates, number))
+    chosen = np.asarray(herd(on_theta, values, candidates, number))
     places = effective_size(np.bincount(chosen))
     checks.require(
         bool(places >= 2.0),
@@ -176,7 +176,7 @@ def _weights(theta, x, y, kernel, regularisation, tolerance) -> np.ndarray:
     m = len(theta)
     checks.require(num_points(x) == m, f"`theta` and `x` must have as many rows; got {m} and {num_points(x)}.")
     epsilon = 0.01 / np.sqrt(m) if regularisation is None else regularisation
-    return with_unit_sum(LowRankRidge.fit(x, kernel, epsilon, tolerance=tolerance).weights(y)[0], NAME, ADVICE)
+    return with_unit_sum(LowRankRidge.fit(kernel, x, epsilon, tolerance=tolerance).weights(y)[0], NAME, ADVICE)
 
 
 def _candidates(rng_key, theta, scale, number) -> np.ndarray:

@@ -166,7 +166,7 @@ def _follow(problem: Problems, starts: np.ndarray, scale: np.ndarray, max_steps:
     problems, hessians = problem.rows(np.zeros(len(starts), int)), np.eye(len(scale))
     if not problem.objective.has_cheap_hessian:
         hessians = _sound(problems.hessians(starts, scale), hessians)
-    control = Control(scale, tolerance=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
+    control = Control(scale, largest_remaining=1e-5, max_steps=max_steps, damping=0.1, stride=1.0)
     return problems.solve(starts, hessians, control, updates=True)
 
 
@@ -195,7 +195,7 @@ def require_possible(value: Any, numbers: dict[str, np.ndarray], noise: Noise) -
     else:
         advice = (
             "It is a square where the kernel is positive definite, however many `num_nodes` there are: use a kernel "
-            "that is, or for data of one number a smaller `tolerance` of MMD, the error of its tabulated kernel."
+            "that is, or for data of one number a smaller `table_error` of MMD, the error of its tabulated kernel."
         )
     if "loss_error" in numbers:
         checks.possible("A minimum of the squared distance", value, numbers["loss_error"], advice, least=0.0)

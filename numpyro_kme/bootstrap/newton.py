@@ -52,15 +52,15 @@ class Control(NamedTuple):
     """When a minimisation stops and how boldly it starts.
 
     Attributes:
-        scale: Typical sizes of the parameters `(p,)`: eigenvalues, damping and tolerance are in these units.
-        tolerance: Stop when the remaining Newton step is at most this, in units of `scale`.
+        scale: Typical sizes of the parameters `(p,)`: eigenvalues, damping and what remains are in these units.
+        largest_remaining: Stop when the remaining Newton step is at most this, in units of `scale`.
         max_steps: Most evaluations.
         damping: Relative to the largest eigenvalue; the first step has a fifth of it, and 0 trusts the first Hessian.
         stride: Longest step, in units of `scale`.
     """
 
     scale: np.ndarray
-    tolerance: float = 1e-3
+    largest_remaining: float = 1e-3
     max_steps: int = 30
     damping: float = 0.0
     stride: float = 10.0
@@ -113,7 +113,7 @@ def minimise(
             for leaf, found in zip(state, (*kept_rows, full, convex, best.steps + 1)):
                 leaf[rows] = found
             trial[rows] = kept_rows[0] + step
-            near = convex & (np.abs(full / scale).max(axis=1) <= control.tolerance)
+            near = convex & (np.abs(full / scale).max(axis=1) <= control.largest_remaining)
             rows = rows[(best.steps + 1 < control.max_steps) & ~near & (damping[rows] < 1e8)]
     return Minimum._make(state)
 

@@ -40,7 +40,7 @@ WRONG = 0.5
 NOISY = 0.1
 """Simulation noise above this many posterior standard deviations is warned of, and asks for more nodes."""
 
-TOLERANCE = 0.01
+LARGEST_REMAINING = 0.01
 """A replicate has converged when its remaining Newton step is at most this many posterior standard deviations."""
 
 
@@ -238,7 +238,9 @@ def _replicates(
     require_possible(whole.value, whole.numbers, noise)
     problems = Problems(objective, nodes, reweightings)
     linear, before = one_step(problems, full)
-    control = Control(ready.scale, tolerance=0.3 * TOLERANCE, max_steps=12 if settings.method == "newton" else 1)
+    control = Control(
+        ready.scale, largest_remaining=0.3 * LARGEST_REMAINING, max_steps=12 if settings.method == "newton" else 1
+    )
     moved, compared = np.zeros(len(reweightings), bool), 0
     surface = ready.surface if settings.method == "newton" else None
     if surface is None:
@@ -258,7 +260,7 @@ def _replicates(
     sd = posterior_sd(found.u)
     with np.errstate(over="ignore"):  # the steps that a flat loss leaves
         remaining = np.abs(found.remaining / sd).max(axis=1)
-    converged = (remaining <= TOLERANCE) & found.convex & ((found.value <= before) | (not objective.is_smooth))
+    converged = (remaining <= LARGEST_REMAINING) & found.convex & ((found.value <= before) | (not objective.is_smooth))
     ends = np.flatnonzero(converged)
     check = ends[np.unique(np.linspace(0, len(ends) - 1, min(BLOCK, len(ends))).astype(int))]
     return Replicates(

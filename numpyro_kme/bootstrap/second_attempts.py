@@ -17,7 +17,7 @@ def rescue(problems: Problems, full: Fit, found: Minimum, ceiling: np.ndarray, c
     for from_full in (True, False):
         left = np.abs(found.remaining / control.scale).max(axis=1)
         lower = (found.value <= ceiling) | (not problems.objective.is_smooth)
-        short = np.flatnonzero(~((left <= control.tolerance) & found.convex & lower))
+        short = np.flatnonzero(~((left <= control.largest_remaining) & found.convex & lower))
         if len(short):
             starts = full.u if from_full else found.u[short]
             found = keep_lower(found, problems.rows(short).solve(starts, full.hessian, careful), short)
@@ -44,7 +44,7 @@ def restart(
     every_one = np.arange(len(problems.reweightings))
     some = every_one[::every]
     pool = full.others if len(full.others) else starts
-    careful = control._replace(scale=full.scale, tolerance=1e-4, max_steps=20, damping=0.1, stride=1.0)
+    careful = control._replace(scale=full.scale, largest_remaining=1e-4, max_steps=20, damping=0.1, stride=1.0)
     moved = np.zeros(len(every_one), bool)
 
     def lower(index, start):

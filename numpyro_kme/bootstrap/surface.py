@@ -169,7 +169,7 @@ class Surface:
             FittedPolynomial(None, None, self.powers), nowhere, Reweightings(coefficients / size, None, one)
         )
         dim = self.centre.size
-        control = Control(np.ones(dim), tolerance=1e-6, max_steps=60, stride=1.0)
+        control = Control(np.ones(dim), largest_remaining=1e-6, max_steps=60, stride=1.0)
         found = problems.solve(np.zeros(dim), np.eye(dim), control)
         inverse = np.linalg.inv(self.root)
         return Minimum(

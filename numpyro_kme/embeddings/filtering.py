@@ -6,7 +6,7 @@ import numpy as np
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.kernel_bayes import posterior_weights
-from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
+from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank
@@ -50,10 +50,10 @@ class KernelBayesFilter:
     @classmethod
     def fit(
         cls,
-        states: PointSet,
-        observations: PointSet,
         kernel_state: Kernel,
         kernel_observation: Kernel,
+        states: PointSet,
+        observations: PointSet,
         regularisation: float,
         *,
         delta: float | None = None,
@@ -63,8 +63,8 @@ class KernelBayesFilter:
         """Learn from one path of `T + 1` states and observations.
 
         Args:
-            states, observations: In the order of time.
             kernel_state, kernel_observation: Positive definite.
+            states, observations: In the order of time.
             regularisation: `eps`.
             delta: `2 eps` when left out.
             tolerance, max_rank: Bounds of the low-rank factors, as in `LowRank.fit`.
@@ -175,16 +175,14 @@ class KernelBayesFilter:
         return np.tensordot(weights / weights.sum(axis=-1, keepdims=True), np.asarray(self.states), axes=1)
 
     def modes(self, weights: np.ndarray) -> np.ndarray:
-        """Modes of the distribution of the state `(S, *point)` under weights `(S, T)`: the `embedding_mode` of each
+        """Modes of the distribution of the state `(S, *point)` under weights `(S, T)`: `MeanEmbedding.mode` of each
         row.
 
         For the weights of one time `(T,)`, one mode `(*point)`. For states with a Gaussian kernel or one on rotations;
         the modes are rotations then, which `means` are not.
         """
         weights = self._weights(weights)
-        return np.apply_along_axis(
-            lambda row: embedding_mode(MeanEmbedding(self.kernel, self.states, row)), -1, weights
-        )
+        return np.apply_along_axis(lambda row: MeanEmbedding(self.kernel, self.states, row).mode(), -1, weights)
 
     def _weights(self, weights, several: bool = False) -> np.ndarray:
         weights, size = np.asarray(weights), len(self.features)

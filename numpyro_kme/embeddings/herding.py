@@ -18,7 +18,7 @@ FEW = 2**22
 """Values of the kernel that NumPy computes sooner than a program is compiled for them."""
 
 
-def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: PointSet, num_samples: int) -> jax.Array:
+def herd(kernel: Kernel, embedding_values: ArrayLike, candidates: PointSet, num_samples: int) -> jax.Array:
     r"""Choose super-samples greedily: `theta^(s) = argmax_t mu(t) - (1/s) sum_{i < s} l(theta^(i), t)`.
 
     The equally weighted samples approach `mu` at a rate of about `1/S` instead of `S^-1/2` for functions in
@@ -26,8 +26,8 @@ def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: PointSet, num_
     those of random draws. A candidate can be chosen more than once. `mu` may embed a signed measure.
 
     Args:
-        embedding_values: `(R,)`, `mu` at the candidates, on the scale of a measure of total mass one.
         kernel: `l`, the kernel of the embedding.
+        embedding_values: `(R,)`, `mu` at the candidates, on the scale of a measure of total mass one.
         candidates: `(R, dim)`, `t`, or any pytree of points along its leading axis; dense where `mu` has
             mass.
         num_samples: `S`.
@@ -45,12 +45,12 @@ def herd(embedding_values: ArrayLike, kernel: Kernel, candidates: PointSet, num_
     given = kernel, candidates, embedding_values
     if by_numpy.written_out(kernel) and r * num_samples <= FEW and checks.is_concrete(given):
         kernel, candidates, values = jax.tree.map(partial(np.asarray, dtype=np.float32), given)
-        return jnp.asarray(_herd_by_numpy(values, kernel, candidates, num_samples))
+        return jnp.asarray(_herd_by_numpy(kernel, values, candidates, num_samples))
     kernel, candidates, values = jax.tree.map(_single, (kernel, candidates, jnp.asarray(embedding_values)))
-    return _herd(values, kernel, candidates, num_samples)
+    return _herd(kernel, values, candidates, num_samples)
 
 
-def _herd_by_numpy(values, kernel, candidates, num_samples):
+def _herd_by_numpy(kernel, values, candidates, num_samples):
     row_of, total = by_numpy.row_of(kernel, candidates), np.zeros_like(values)
     chosen = np.empty(num_samples, np.int32)
     for i in range(num_samples):
@@ -65,7 +65,7 @@ def _single(leaf):
 
 
 @partial(jax.jit, static_argnames="num_samples")
-def _herd(values, kernel, candidates, num_samples):
+def _herd(kernel, values, candidates, num_samples):
     columns = -(-num_points(candidates) // ROWS)
     padding = ROWS * columns - num_points(candidates)
     values = jnp.pad(values, (0, padding), constant_values=-jnp.inf).reshape(ROWS, columns)

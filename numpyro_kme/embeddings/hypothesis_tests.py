@@ -91,7 +91,7 @@ def _mmds(kernel, joint, first, keys):
     return statistic(first), permuted
 
 
-def hsic(kernel_x: Kernel, x: PointSet, kernel_y: Kernel, y: PointSet) -> jax.Array:
+def hsic(kernel_x: Kernel, kernel_y: Kernel, x: PointSet, y: PointSet) -> jax.Array:
     r"""The Hilbert-Schmidt independence criterion, $\mathrm{tr}(K H L H) / n^2$, $H = I - 11^\top / n$: biased, >= 0.
 
     Args:
@@ -101,7 +101,7 @@ def hsic(kernel_x: Kernel, x: PointSet, kernel_y: Kernel, y: PointSet) -> jax.Ar
         RuntimeError: If it is negative by more than rounding: a kernel is not positive definite.
     References: Gretton et al. (2005), ALT.
     """
-    _pairs(kernel_x, x, kernel_y, y)
+    _pairs(kernel_x, kernel_y, x, y)
     centred, gram = _centred(kernel_x.gram(x)), kernel_y.gram(y)
     value = _hsic(centred, gram)
     checks.v_statistic("The HSIC", value, _hsic(jnp.abs(centred), jnp.abs(gram)))
@@ -110,7 +110,7 @@ def hsic(kernel_x: Kernel, x: PointSet, kernel_y: Kernel, y: PointSet) -> jax.Ar
 
 @on_host
 def hsic_test(
-    rng_key: jax.Array, kernel_x: Kernel, x: PointSet, kernel_y: Kernel, y: PointSet, *, num_permutations: int = 999
+    rng_key: jax.Array, kernel_x: Kernel, kernel_y: Kernel, x: PointSet, y: PointSet, *, num_permutations: int = 999
 ) -> PermutationTest:
     """Test whether two variables are independent, by the HSIC under permutations of the pairing.
 
@@ -123,16 +123,16 @@ def hsic_test(
     References: Gretton et al. (2008), NIPS.
     """
     checks.key(rng_key)
-    _pairs(kernel_x, x, kernel_y, y)
+    _pairs(kernel_x, kernel_y, x, y)
     checks.whole("num_permutations", num_permutations, 1)
     keys = jax.random.split(rng_key, num_permutations)
-    value, null = _hsics(kernel_x, x, kernel_y, y, keys)
+    value, null = _hsics(kernel_x, kernel_y, x, y, keys)
     return _result(value, null)
 
 
 @jax.jit
 @full_precision
-def _hsics(kernel_x, x, kernel_y, y, keys):
+def _hsics(kernel_x, kernel_y, x, y, keys):
     centred, gram = _centred(kernel_x.gram(x)), kernel_y.gram(y)
 
     def permuted(key):
@@ -151,7 +151,7 @@ def _hsic(centred, gram):
     return jnp.sum(centred * gram) / len(gram) ** 2
 
 
-def _pairs(kernel_x, x, kernel_y, y) -> None:
+def _pairs(kernel_x, kernel_y, x, y) -> None:
     checks.instance("kernel_x", kernel_x, Kernel, KERNEL)
     checks.instance("kernel_y", kernel_y, Kernel, KERNEL)
     n, m = num_points(x), num_points(y)

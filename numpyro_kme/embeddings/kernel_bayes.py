@@ -13,10 +13,10 @@ from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 
 
 def kernel_sum_rule(
+    kernel_y: Kernel,
     prior: MeanEmbedding,
     x: PointSet,
     y: PointSet,
-    kernel_y: Kernel,
     regularisation: float,
     *,
     tolerance: float = low_rank.TOLERANCE,
@@ -26,9 +26,9 @@ def kernel_sum_rule(
     $\mu = (G_X + n \varepsilon I)^{-1} \hat m$, $\hat m_i = \sum_j \gamma_j k_X(X_i, U_j)$.
 
     Args:
+        kernel_y: Kernel of the result.
         prior: $\sum_j \gamma_j k_X(\cdot, U_j)$; weights of any sign.
         x, y: Joint sample, `n` points each.
-        kernel_y: Kernel of the result.
         regularisation: `eps`.
         tolerance: Of the low-rank factor of `G_X`.
     Raises:
@@ -40,10 +40,10 @@ def kernel_sum_rule(
 
 
 def conditional_embedding(
-    x: PointSet,
-    y: PointSet,
     kernel_x: Kernel,
     kernel_y: Kernel,
+    x: PointSet,
+    y: PointSet,
     observed: PointSet,
     regularisation: float,
     *,
@@ -56,9 +56,9 @@ def conditional_embedding(
     For many observations and no embeddings, `LowRankRidge` and, dense, `ConditionalMeanEmbedding` factorise once.
 
     Args:
-        x, y: Joint sample, `n` points each.
         kernel_x: Kernel of the result.
         kernel_y: Kernel on observations.
+        x, y: Joint sample, `n` points each.
         observed: `y`, one point with a leading axis.
         regularisation: `eps`; `0.01 / sqrt(n)` in the experiments of the paper.
         tolerance: Of the low-rank factor of `G_Y`.
@@ -68,7 +68,7 @@ def conditional_embedding(
     """
     checks.concrete(x=x, y=y, observed=observed, regularisation=regularisation)
     _joint(x, y)
-    fitted = LowRankRidge.fit(y, kernel_y, regularisation, tolerance=tolerance)
+    fitted = LowRankRidge.fit(kernel_y, y, regularisation, tolerance=tolerance)
     return _found(kernel_x, x, fitted.weights(_one(observed))[0])
 
 
@@ -107,9 +107,9 @@ class KernelBayesRule:
     @classmethod
     def fit(
         cls,
+        kernel_y: Kernel,
         x: PointSet,
         y: PointSet,
-        kernel_y: Kernel,
         prior: MeanEmbedding,
         regularisation: float,
         *,
@@ -119,8 +119,8 @@ class KernelBayesRule:
         """Prepare for any observation.
 
         Args:
-            x, y: Joint sample, `n` points each, from any prior.
             kernel_y: Kernel on observations.
+            x, y: Joint sample, `n` points each, from any prior.
             prior: Embedding of the prior, whose kernel is that on `x`.
             regularisation: `eps`; `0.01 / n` in the paper.
             delta: `2 eps` when left out.

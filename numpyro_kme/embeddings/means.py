@@ -86,6 +86,73 @@ class MeanEmbedding:
         _require_values("values", values, num_points(self.points))
         return jnp.tensordot(jnp.asarray(self.weights), jnp.asarray(values), axes=1)
 
+    def mode(self, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
+        r"""The mode (pre-image): `x` with the nearest feature, `min_x |k(., x) - mu|`.
+
+        For a Gaussian kernel, by the fixed point
+        $x \leftarrow \sum_i w_i k(x_i, x) x_i / \sum_i w_i k(x_i, x)$, kept where the embedding increases; it ends at
+        a local maximum of the embedding, the mode of a smooth density. On rotations each step goes to the rotation
+        nearest to that mean; for the trace kernel the first is exact.
+
+        The kernel must be `Gaussian`, with points `(n, dim)`, or `RotationTrace` or `RotationGaussian`, with points
+        `(n, size, size)`.
+
+        Args:
+            start: Such a point; the sample point at which the embedding is largest, when left out.
+            max_steps: Largest number of steps.
+        Returns:
+            `x`, `(dim,)` or `(size, size)`.
+        Raises:
+            FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at
+                `start`.
+        References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
+        """
+        checks.concrete(embedding=self, start=start)
+        points, weights = np.asarray(self.points, np.float64), np.asarray(self.weights, np.float64)
+        kernel = self.kernel
+        checks.require(
+            bool(weights.any()), f"All {len(weights)} weights are zero: the embedding has no mode.", FloatingPointError
+        )
+        if isinstance(kernel, RotationTrace):
+            return nearest_rotation(np.tensordot(weights, points, axes=1))
+        if not isinstance(kernel, Gaussian | RotationGaussian):
+            raise checks.explained(f"A mode needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
+        scale = np.asarray(kernel.length_scale, np.float64)
+        project = nearest_rotation if isinstance(kernel, RotationGaussian) else np.asarray
+
+        def height(x):
+            near = np.exp(-0.5 * np.sum(np.square((points - x) / scale), axis=tuple(range(1, points.ndim))))
+            return weights @ near, near
+
+        if start is None:
+            start = points[int(np.argmax(self.on_host(points)))]
+        x = np.asarray(start, np.float64)
+        checks.require(
+            x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
+        )
+        checks.finite("start", x)
+        value, near = height(x)
+        checks.require(
+            value > 0,
+            f"The embedding is {value:.3g} at the start of the search, where it must be positive: its weights, with a "
+            f"sum of {weights.sum():.3g}, have no mode there.",
+            FloatingPointError,
+        )
+        for _ in range(max_steps):
+            step = np.tensordot(weights * near, points, axes=1) / value - x
+            for shorter in (1.0, 0.5, 0.1, 0.01):
+                moved = project(x + shorter * step)
+                new_value, new_near = height(moved)
+                if new_value >= value:
+                    break
+            else:
+                break
+            done = np.max(np.abs(moved - x) / scale) < 1e-9
+            x, value, near = moved, new_value, new_near
+            if done:
+                break
+        return x
+
 
 @register
 class ConditionalMeanEmbedding:
@@ -110,12 +177,12 @@ class ConditionalMeanEmbedding:
 
     @classmethod
     @on_host
-    def fit(cls, inputs: PointSet, kernel: Kernel, regularisation: float) -> "ConditionalMeanEmbedding":
+    def fit(cls, kernel: Kernel, inputs: PointSet, regularisation: float) -> "ConditionalMeanEmbedding":
         """Factorise `L + m lam I` on the host, in float64.
 
         Args:
-            inputs: `(m, dim)`, `theta_j`, concrete.
             kernel: `l`, positive definite, with concrete hyperparameters.
+            inputs: `(m, dim)`, `theta_j`, concrete.
             regularisation: `lam > 0`; `m^-1/2` is the rate of theory, 1e-3 to 1e-1 the usual range.
         Raises:
             numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
@@ -155,70 +222,3 @@ def _require_values(name, values, n):
     shape = jnp.shape(values)
     checks.require(shape[:1] == (n,), f"`{name}` must have {n} rows, one per point; got shape {shape}.")
     checks.sound(name, values)
-
-
-def embedding_mode(embedding: MeanEmbedding, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
-    r"""The mode of an embedding (its pre-image): `x` with the nearest feature, `min_x |k(., x) - m|`.
-
-    For a Gaussian kernel, by the fixed point
-    $x \leftarrow \sum_i \rho_i k(X_i, x) X_i / \sum_i \rho_i k(X_i, x)$, kept where the embedding increases; it ends at
-    a local maximum of the embedding, the mode of a smooth density. On rotations each step goes to the rotation nearest
-    to that mean; for the trace kernel the first is exact.
-
-    Args:
-        embedding: With `Gaussian` and points `(n, dim)`, or with `RotationTrace` or `RotationGaussian` and points
-            `(n, size, size)`.
-        start: Such a point; the sample point at which the embedding is largest, when left out.
-        max_steps: Largest number of steps.
-    Returns:
-        `x`, `(dim,)` or `(size, size)`.
-    Raises:
-        FloatingPointError: If all weights are zero, or a Gaussian embedding is nowhere positive on the sample or at
-            `start`.
-    References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
-    """
-    checks.concrete(embedding=embedding, start=start)
-    points, weights = np.asarray(embedding.points, np.float64), np.asarray(embedding.weights, np.float64)
-    kernel = embedding.kernel
-    checks.require(
-        bool(weights.any()), f"All {len(weights)} weights are zero: the embedding has no mode.", FloatingPointError
-    )
-    if isinstance(kernel, RotationTrace):
-        return nearest_rotation(np.tensordot(weights, points, axes=1))
-    if not isinstance(kernel, Gaussian | RotationGaussian):
-        raise checks.explained(f"A mode needs a Gaussian kernel, or one on rotations; got {type(kernel).__name__}.")
-    scale = np.asarray(kernel.length_scale, np.float64)
-    project = nearest_rotation if isinstance(kernel, RotationGaussian) else np.asarray
-
-    def height(x):
-        near = np.exp(-0.5 * np.sum(np.square((points - x) / scale), axis=tuple(range(1, points.ndim))))
-        return weights @ near, near
-
-    if start is None:
-        start = points[int(np.argmax(embedding.on_host(points)))]
-    x = np.asarray(start, np.float64)
-    checks.require(
-        x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
-    )
-    checks.finite("start", x)
-    value, near = height(x)
-    checks.require(
-        value > 0,
-        f"The embedding is {value:.3g} at the start of the search, where it must be positive: its weights, with a sum "
-        f"of {weights.sum():.3g}, have no mode there.",
-        FloatingPointError,
-    )
-    for _ in range(max_steps):
-        step = np.tensordot(weights * near, points, axes=1) / value - x
-        for shorter in (1.0, 0.5, 0.1, 0.01):
-            moved = project(x + shorter * step)
-            new_value, new_near = height(moved)
-            if new_value >= value:
-                break
-        else:
-            break
-        done = np.max(np.abs(moved - x) / scale) < 1e-9
-        x, value, near = moved, new_value, new_near
-        if done:
-            break
-    return x

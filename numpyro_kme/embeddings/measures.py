@@ -29,7 +29,7 @@ from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.gram import one_per_dimension, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
-__all__ = ["Measure", "Normal", "NormalMixture", "Points", "Tilted", "standard_normal"]
+__all__ = ["Normal", "NormalMixture", "Points", "Tilted", "standard_normal"]
 
 
 @shown

@@ -38,12 +38,12 @@ class KernelBayesSettings(NamedTuple):
     def rule(self, x: PointSet, y: PointSet, prior: PointSet, prior_weights=None, **settings) -> KernelBayesRule:
         """`KernelBayesRule.fit` with the prior embedded from points `prior` by `kernel_x`."""
         embedding = MeanEmbedding(self.kernel_x, prior, prior_weights)
-        return KernelBayesRule.fit(x, y, self.kernel_y, embedding, self.regularisation, delta=self.delta, **settings)
+        return KernelBayesRule.fit(self.kernel_y, x, y, embedding, self.regularisation, delta=self.delta, **settings)
 
     def filter(self, states: PointSet, observations: PointSet, **settings) -> KernelBayesFilter:
         """`KernelBayesFilter.fit`."""
         return KernelBayesFilter.fit(
-            states, observations, self.kernel_x, self.kernel_y, self.regularisation, delta=self.delta, **settings
+            self.kernel_x, self.kernel_y, states, observations, self.regularisation, delta=self.delta, **settings
         )
 
 

@@ -143,7 +143,7 @@ def check_sites(problem: Problem, statistics: Setting, form: Form | None, missin
         found.check_observed(site)
         plates = found.simulator.batch_shape
         checks.require(
-            plates == found.simulator.groups or (form) is None,
+            plates == found.simulator.groups or not isinstance(form, KernelMeans) or form.data_kernel is None,
             f"Site {site!r} holds {plates} draws of the same parameters along plates, whose densities are multiplied; "
             "a data kernel on whole data sets does not fit there. Make the data set one event of the simulator, or "
             "leave `data_kernel` out.",

@@ -185,7 +185,7 @@ class LearntPosterior(Posterior):
         coordinates = self.likelihoods[problem_of(self).site()].coordinates
         kernel = posterior.herding_kernel()
         candidates = np.asarray(posterior.weighted_particles(rng_key, max(4096, num_samples)).particles)
-        chosen = np.asarray(herd(posterior.embedding(kernel, candidates), kernel, candidates, num_samples))
+        chosen = np.asarray(herd(kernel, posterior.embedding(kernel, candidates), candidates, num_samples))
         latents = {name: np.asarray(v) for name, v in coordinates.latents_table(candidates[chosen]).items()}
         return self._super_samples({**latents, **problem_of(self).evaluate(latents).deterministics})
 

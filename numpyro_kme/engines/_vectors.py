@@ -105,7 +105,7 @@ def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
     gaussian = Gaussian(1.0 / 3.0)
     targets = MeanEmbedding(gaussian, u, weights).on_host(u) + 1.0 + QUADRATIC * second
     kernel = gaussian + Polynomial(1) + QUADRATIC * Polynomial(2)
-    return np.asarray(herd(targets, kernel, u, num_samples))
+    return np.asarray(herd(kernel, targets, u, num_samples))
 
 
 def deviation(z: np.ndarray, weights: np.ndarray) -> np.ndarray:

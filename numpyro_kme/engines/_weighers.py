@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
@@ -200,6 +201,7 @@ def observed_part(problem: Problem) -> np.ndarray:
     return ~np.isnan(np.asarray(site.observed)) | site.simulator.ragged
 
 
+@shown
 class Weighting(NamedTuple):
     """Weights of the simulations.
 
@@ -249,6 +251,7 @@ class Weigher(abc.ABC):
         return self.apart(some, some)
 
 
+@shown
 @dataclass(frozen=True)
 class SignedWeigher(Weigher):
     """Signed weights by ridge regression on the data.
@@ -315,7 +318,7 @@ def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: fl
     """The power of ten with which coordinates and their squares are predicted best by kernel ridge regression, each
     simulation without itself."""
     targets = np.concatenate([table.z, np.square(table.z)], axis=1)
-    return float(DistributionRegression.fit(table.x, targets, kernel, tolerance=tolerance).regularisation)
+    return float(DistributionRegression.fit(kernel, table.x, targets, tolerance=tolerance).regularisation)
 
 
 @on_host

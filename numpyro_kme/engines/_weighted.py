@@ -18,7 +18,7 @@ from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, effective_sample_size, with_unit_sum
-from numpyro_kme.embeddings.means import MeanEmbedding, embedding_mode
+from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.engines._simulations import SimulationEngine, check_model
 from numpyro_kme.engines._vectors import LatentVectors, adjusted, deviation, herded, warn_if_coarse
 from numpyro_kme.engines._weighers import ReferenceTable, Weigher, check_kernel, kernel_on, observed_part
@@ -108,7 +108,7 @@ class WeightedPosterior(Posterior):
         if len(problem.discrete) == len(problem.latents):
             return _heaviest(self.table.latents, self.weights)
         z, vectors = LatentVectors.of(problem, self.table)
-        found = embedding_mode(MeanEmbedding(Gaussian(deviation(z, self.weights)), z, self.weights))
+        found = MeanEmbedding(Gaussian(deviation(z, self.weights)), z, self.weights).mode()
         latents = vectors.latents_table(found[None])
         return {name: np.asarray(value[0]) for name, value in latents.items()}
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.display import shown
 from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
 from numpyro_kme.abc.weighting import check_acceptance, rejection_weights, soft_abc_weights
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
@@ -166,6 +167,7 @@ def accepted(discrepancies, quantile, threshold) -> tuple[np.ndarray, dict[str, 
     return weights, {"threshold": threshold, "accepted": int((weights > 0).sum())}
 
 
+@shown
 @dataclass(frozen=True)
 class DiscrepancyWeigher(Weigher):
     """Weights by a discrepancy from the observation.

@@ -86,7 +86,7 @@ class KernelABC(SignedEngine):
         epsilon = 0.01 / np.sqrt(len(table)) if self.regularisation is None else self.regularisation
         if table.ragged and self.regularisation is None:
             epsilon = SMOOTHER * held_out_regularisation(table, kernel, self.tolerance)
-        return SignedWeigher(table, LowRankRidge.fit(kernel.points(table.x), kernel, epsilon, tolerance=self.tolerance))
+        return SignedWeigher(table, LowRankRidge.fit(kernel, kernel.points(table.x), epsilon, tolerance=self.tolerance))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -200,7 +200,7 @@ class KernelRecursiveABC(PlannedEngine):
         rule = self.length_scale or MedianHeuristic(per_dimension=not table.data_sets, ties=False)
         kernel, m = kernel_on(table, self.kernel, rule), self.num_simulations
         return recursive_abc_step(
-            rng_key, table.z, table.x, y, kernel, m, regularisation=self.regularisation, tolerance=self.tolerance
+            rng_key, kernel, table.z, table.x, y, m, regularisation=self.regularisation, tolerance=self.tolerance
         )
 
 
@@ -280,8 +280,10 @@ class DistributionRegressionABC(KernelEngine):
         check_positive(epsilon=self.epsilon)
 
     def _fit(self, rng_key, problem, table):
-        settings = kernels_on(table, self.kernel, self.length_scale), self.regularisation
-        fitted = DistributionRegression.fit_best(table.x, table.z, *settings, tolerance=self.tolerance)
+        kernels = kernels_on(table, self.kernel, self.length_scale)
+        fitted = DistributionRegression.fit_best(
+            kernels, table.x, table.z, self.regularisation, tolerance=self.tolerance
+        )
         return SummaryWeigher(table, fitted, self.epsilon)
 
 

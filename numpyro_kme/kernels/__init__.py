@@ -1,7 +1,7 @@
 """Kernels on vectors, data sets, time series, rotations and anything a callable compares."""
 
 from numpyro_kme.kernels.algebra import GaussianScaleMixture, Linear, Polynomial, Product, Scaled, Sum
-from numpyro_kme.kernels.base import FromCallable, Kernel
+from numpyro_kme.kernels.base import FromCallable, Kernel, register
 from numpyro_kme.kernels.data_sets import EmpiricalMeasure, EmpiricalMeasureRule
 from numpyro_kme.kernels.kernel_learning import (
     BayesianKernelLearning,
@@ -32,9 +32,10 @@ from numpyro_kme.kernels.stationary import (
     Matern32,
     Matern52,
     RationalQuadratic,
+    Stationary,
 )
 
-__all__ = ["FromCallable", "Kernel"]
+__all__ = ["FromCallable", "Kernel", "Stationary", "register"]
 __all__ += ["Gaussian", "InverseMultiquadric", "Laplace", "Matern12", "Matern32", "Matern52", "RationalQuadratic"]
 __all__ += ["DistanceInduced", "Energy", "Linear", "Polynomial"]  # without bound
 __all__ += [

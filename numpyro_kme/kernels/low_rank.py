@@ -178,12 +178,12 @@ class LowRankRidge:
     regularisation: Array
 
     @classmethod
-    def fit(cls, inputs: PointSet, kernel: Kernel, regularisation: float, *, tolerance: float = TOLERANCE) -> Self:
+    def fit(cls, kernel: Kernel, inputs: PointSet, regularisation: float, *, tolerance: float = TOLERANCE) -> Self:
         """Factorise.
 
         Args:
-            inputs: `n` points.
             kernel: `k`.
+            inputs: `n` points.
             regularisation: `lam`.
             tolerance: Of the factor.
         Cost: `n r^2`.

@@ -54,9 +54,9 @@ class DistributionRegression:
     @classmethod
     def fit(
         cls,
+        kernel: Kernel,
         x: PointSet,
         targets: ArrayLike,
-        kernel: Kernel,
         regularisation: float | None = None,
         *,
         tolerance: float | None = None,
@@ -64,9 +64,9 @@ class DistributionRegression:
         """Learn from pairs.
 
         Args:
+            kernel: `k`, on data sets.
             x: `m` data sets, `(m, n, dim)`, or whatever `kernel` compares.
             targets: `t`, `(m, p)`.
-            kernel: `k`, on data sets.
             regularisation: `lam`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
             tolerance: Of the low-rank factor of `K`; when left out 0.1, 0.01, and so on until the squared held-out
                 error falls by less than 1 %.
@@ -103,7 +103,7 @@ class DistributionRegression:
 
     @classmethod
     def fit_best(
-        cls, x: ArrayLike, targets: ArrayLike, kernels: Sequence[Kernel], *settings: Any, **more: Any
+        cls, kernels: Sequence[Kernel], x: ArrayLike, targets: ArrayLike, *settings: Any, **more: Any
     ) -> "DistributionRegression":
         """Learn from pairs by the kernel whose squared held-out error on `COMPARED` of them, in units of the variances
         of the targets, is least.
@@ -116,9 +116,9 @@ class DistributionRegression:
             x, targets = np.asarray(x), np.asarray(targets, np.float64)
             some = np.linspace(0, len(targets) - 1, min(COMPARED, len(targets))).astype(int)
             sd = np.maximum(targets[some].std(axis=0), 1e-300)
-            tried = [cls.fit(x[some], targets[some], kernel, *settings, **more) for kernel in kernels]
+            tried = [cls.fit(kernel, x[some], targets[some], *settings, **more) for kernel in kernels]
             best = kernels[int(np.argmin([np.sum(np.square(fitted.error / sd)) for fitted in tried]))]
-        return cls.fit(x, targets, best, *settings, **more)
+        return cls.fit(best, x, targets, *settings, **more)
 
     def predict(self, y: PointSet) -> np.ndarray:
         """Summaries `s(y)` of data sets, `(s, p)`.

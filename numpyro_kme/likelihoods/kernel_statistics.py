@@ -57,7 +57,7 @@ class KernelStatistics(Form):
     def fit_given(self, z, given, x) -> Surrogate:
         """As `Form.fit_given`; the statistics predict `z` alone."""
         kernels = self.kernel.candidates(x, z) if isinstance(self.kernel, KernelRule) else [self.kernel]
-        regression = DistributionRegression.fit_best(x, z, kernels, self.regularisation)
+        regression = DistributionRegression.fit_best(kernels, x, z, self.regularisation)
         inner = self.form.fit_given(z, given, np.asarray(regression.held_out))
         return KernelStatisticsSurrogate(regression, inner, np.shape(x)[1:])
 

@@ -151,13 +151,13 @@ def profile(kernel: Kernel, lag: np.ndarray, at: float = 0.0) -> np.ndarray:
 _profile = jax.jit(lambda kernel, lag, at: kernel.gram(lag[:, None] + at, at)[:, 0])
 
 
-def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, float, float] | None:
+def find_step(kernel: Kernel, scale: float, table_error: float) -> tuple[float, float, float] | None:
     """Find the widest cell that represents a kernel, by trying, and the kernel's width.
 
     Args:
         kernel: Compares two points `(1,)`.
         scale: A typical distance between data points.
-        tolerance: Largest error of an interpolated kernel value, relative to `k(0, 0)`.
+        table_error: Largest error of an interpolated kernel value, relative to `k(0, 0)`.
     Returns:
         `(step, half, reach)`: width of a cell, at most `half / 2`, and the distances at which the kernel has
         halved and is zero for practical purposes; or None if the kernel is not a function of the distance that a grid
@@ -182,7 +182,7 @@ def find_step(kernel: Kernel, scale: float, tolerance: float) -> tuple[float, fl
     for halvings in np.arange(1.0, 11.0, 0.5):
         step = half * 2.0**-halvings
         error = _interpolation_error(kernel, step)
-        if error <= tolerance * peak and (halvings < 7.0 or _interpolation_error(kernel, 0.5 * step) < error / 8.0):
+        if error <= table_error * peak and (halvings < 7.0 or _interpolation_error(kernel, 0.5 * step) < error / 8.0):
             return float(step), float(half), reach
     return None
 

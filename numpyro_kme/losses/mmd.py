@@ -41,7 +41,7 @@ class MMD(Loss):
         fit_proportion: Fit the mixing proportion of the model, instead of fixing it at 1.
         covariate_kernel: Compares two covariates, for simulators with covariates: the loss then compares joint
             distributions, with kernel `covariate_kernel * kernel`. Gaussian with the median distance when left out.
-        tolerance: Largest error of a tabulated kernel value, relative to `k(0, 0)`.
+        table_error: Largest error of a tabulated kernel value, relative to `k(0, 0)`.
         max_cells: Largest grid; a window that needs more is cut about the median.
         length_scale: Rule for the length scale of the Gaussian kernels that are left out, instead of the median:
             `BayesianKernelLearning(key)`. It sees the data alone, so it cannot be one that predicts parameters.
@@ -54,7 +54,7 @@ class MMD(Loss):
     kernel: Kernel | None = None
     fit_proportion: bool = field(default=False, metadata=dict(static=True))
     covariate_kernel: Kernel | None = None
-    tolerance: float = field(default=1e-4, metadata=dict(static=True))
+    table_error: float = field(default=1e-4, metadata=dict(static=True))
     max_cells: int = field(default=32_768, metadata=dict(static=True))
     length_scale: LengthScaleRule | None = None
 
@@ -95,7 +95,7 @@ class MMD(Loss):
             return None
         centre = float(np.median(data))
         scale = float(median_absolute_deviation(data.ravel(), centre)) or float(np.abs(data - centre).max()) or 1.0
-        found = find_step(kernel, scale, self.tolerance)
+        found = find_step(kernel, scale, self.table_error)
         if found is None:
             return None
         everything = data.ravel() if extra is None else np.concatenate([data.ravel(), extra.ravel()])

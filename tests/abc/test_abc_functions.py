@@ -167,12 +167,12 @@ def test_distribution_regression_against_dense(rng):
         system = gram[np.ix_(rest, rest)] + added[:59, :59]
         held_out[i] = theta.mean(axis=0) + gram[i, rest] @ np.linalg.solve(system, centred[rest])
     for tolerance, error in ((1e-12, 1e-6), (1e-3, 0.05)):
-        fitted = kme.abc.DistributionRegression.fit(x, theta, kernel, 1e-3, tolerance=tolerance)
+        fitted = kme.abc.DistributionRegression.fit(kernel, x, theta, 1e-3, tolerance=tolerance)
         np.testing.assert_allclose(fitted.predict(y), at_y, atol=error)
         np.testing.assert_allclose(fitted.held_out, held_out, atol=error)
         np.testing.assert_allclose(fitted.error, np.sqrt(np.mean((theta - held_out) ** 2, axis=0)), atol=error)
     assert fitted.features.rank < 50
-    exact = partial(kme.abc.DistributionRegression.fit, x, theta, kernel, tolerance=1e-12)
+    exact = partial(kme.abc.DistributionRegression.fit, kernel, x, theta, tolerance=1e-12)
     errors = [np.sum(exact(lam).error ** 2) for lam in 10.0 ** np.arange(-9, 1)]
     assert np.sum(exact().error ** 2) == min(errors)
 
@@ -192,7 +192,7 @@ def test_of_kernels_the_one_that_predicts_best_is_taken(rng, best):
         return np.mean(np.square((inverse @ scaled) / np.diag(inverse)[:, None]))
 
     assert np.argmin([dense(kernel) for kernel in kernels]) == best
-    fitted = kme.abc.DistributionRegression.fit_best(x, targets, kernels, 1e-3)
+    fitted = kme.abc.DistributionRegression.fit_best(kernels, x, targets, 1e-3)
     assert float(fitted.features.kernel.length_scale) == scales[best]
 
 
@@ -203,7 +203,7 @@ def test_the_tolerance_follows_the_noise(rng, sd):
     theta = rng.normal(size=(400, 2))
     x = np.stack([theta[:, 0] + theta[:, 1] ** 3, np.exp(0.5 * theta[:, 1]) - theta[:, 0]], axis=1)
     x += sd * rng.normal(size=x.shape)
-    fit = partial(kme.abc.DistributionRegression.fit, x, theta, Gaussian(1.5))
+    fit = partial(kme.abc.DistributionRegression.fit, Gaussian(1.5), x, theta)
     found, exact = fit(), fit(tolerance=1e-12)
     np.testing.assert_allclose(found.error, exact.error, rtol=0.02)
     assert found.features.rank < (0.9 if sd < 0.1 else 0.5) * exact.features.rank
@@ -217,7 +217,7 @@ def test_weights_of_ridge_regression_against_dense(rng):
     dense = np.linalg.solve(gaussian(x, x, 1.0) + 0.3 * np.eye(300), gaussian(x, t, 1.0)).T
     errors = []
     for tolerance in (1e-12, 1e-3):
-        fitted = kme.kernels.LowRankRidge.fit(x, Gaussian(1.0), 1e-3, tolerance=tolerance)
+        fitted = kme.kernels.LowRankRidge.fit(Gaussian(1.0), x, 1e-3, tolerance=tolerance)
         errors.append(np.abs(fitted.weights(t) - dense).max() / np.abs(dense).max())
     assert errors[0] < 1e-6 and errors[1] < 0.01
     assert fitted.right.rank < 60
@@ -231,7 +231,7 @@ def test_recursive_abc_step_by_its_parts(rng):
     """Points of a dense solve's embedding, and herding by a loop over the candidates."""
     theta = rng.normal(size=(80, 1))
     x, y = theta + 0.5 * rng.normal(size=(80, 1)), np.array([0.8])
-    found = kme.abc.recursive_abc_step(KEY, theta, x, y, Gaussian(0.7), 25, tolerance=1e-12)
+    found = kme.abc.recursive_abc_step(KEY, Gaussian(0.7), theta, x, y, 25, tolerance=1e-12)
     weights = np.linalg.solve(gaussian(x, x, 0.7) + 0.01 * np.sqrt(80) * np.eye(80), gaussian(x, y[None], 0.7))[:, 0]
     weights /= weights.sum()
     for tolerance, error in ((1e-12, 1e-6), (1e-3, 0.05)):
@@ -250,10 +250,10 @@ def test_recursive_abc_step_by_its_parts(rng):
     nearest = theta[np.argsort(np.abs(theta[:, 0] - 0.64))[:25]]
     assert squared_distance(found) < 0.1 * min(squared_distance(theta), squared_distance(nearest))
     by_name = kme.abc.recursive_abc_step(
-        KEY, theta, x, y, Gaussian(0.7), 25, regularisation=0.01 / np.sqrt(80), tolerance=1e-12
+        KEY, Gaussian(0.7), theta, x, y, 25, regularisation=0.01 / np.sqrt(80), tolerance=1e-12
     )
     np.testing.assert_array_equal(by_name, found)
-    coarse = kme.abc.recursive_abc_step(KEY, theta, x, y, Gaussian(0.7), 25, tolerance=1e-3)
+    coarse = kme.abc.recursive_abc_step(KEY, Gaussian(0.7), theta, x, y, 25, tolerance=1e-3)
     assert abs(coarse.mean() - found.mean()) < 0.05
 
 
@@ -273,7 +273,7 @@ def test_recursive_abc_is_its_step_again_and_again(rng, capsys, monkeypatch):
         simulate_key, herd_key = jax.random.split(key)
         x = np.asarray(shifted(simulate_key, jnp.asarray(theta)))
         kernel = Gaussian(kme.kernels.median_heuristic_per_dimension(x))
-        theta = kme.abc.recursive_abc_step(herd_key, theta, x, y, kernel, 100)
+        theta = kme.abc.recursive_abc_step(herd_key, kernel, theta, x, y, 100)
         np.testing.assert_array_equal(theta[0], first)
         np.testing.assert_array_equal(theta.std(axis=0), deviations)
 
@@ -479,20 +479,20 @@ def test_no_warning_in_200_null_runs(make):
         ),
         (
             lambda: kme.abc.DistributionRegression.fit(
-                np.zeros((4, 3, 1)), np.zeros((5, 1)), EmpiricalMeasure(Gaussian(1.0), 1.0)
+                EmpiricalMeasure(Gaussian(1.0), 1.0), np.zeros((4, 3, 1)), np.zeros((5, 1))
             ),
             ValueError,
             "as many data sets; got 4 and 5",
         ),
         (
-            lambda: kme.abc.DistributionRegression.fit(np.arange(9.0)[:, None], np.eye(9), Gaussian(1.0)).predict(
+            lambda: kme.abc.DistributionRegression.fit(Gaussian(1.0), np.arange(9.0)[:, None], np.eye(9)).predict(
                 np.array([[1e3]])
             ),
             RuntimeError,
             "The kernel is zero between the observation and all 9 simulations",
         ),
         (
-            lambda: kme.abc.recursive_abc_step(KEY, np.zeros((4, 1)), np.zeros((3, 1)), np.zeros(1), Gaussian(1.0), 4),
+            lambda: kme.abc.recursive_abc_step(KEY, Gaussian(1.0), np.zeros((4, 1)), np.zeros((3, 1)), np.zeros(1), 4),
             ValueError,
             "as many rows; got 4 and 3",
         ),

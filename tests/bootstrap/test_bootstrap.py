@@ -108,7 +108,7 @@ def minimum(objective, start, hessian, **settings):
 @pytest.mark.parametrize("objective", [Valley(SCALAR), ExactValley(SCALAR)], ids=["updated", "exact"])
 def test_newton_walks_down_a_curved_valley(objective):
     start, hessian = np.array([-1.2, 1.0]), np.array([[2.0 - 120.0 + 360.0 * 1.44, 144.0], [144.0, 60.0]])
-    settings = dict(scale=np.ones(2), tolerance=1e-9, damping=0.1, stride=1.0)
+    settings = dict(scale=np.ones(2), largest_remaining=1e-9, damping=0.1, stride=1.0)
     run = lambda steps: minimum(objective, start, hessian, max_steps=steps, **settings)  # noqa: E731
     found = run(200)
     np.testing.assert_allclose(found.u, [1.0, 1.0], atol=1e-7)
@@ -370,13 +370,13 @@ def test_a_replicate_that_stopped_short_goes_on_from_where_it_came_to():
     """Where the full data's minimum leads to another that is higher, as from the ridge into nothing."""
     ridge = Ridge(SCALAR, np.zeros((2, 1)))
     problems = newton.Problems(ridge, SCALAR.draw_nodes(jax.random.key(0), 8, 1), full_data(ridge))
-    control = newton.Control(np.ones(1), tolerance=1e-6, max_steps=3)
+    control = newton.Control(np.ones(1), largest_remaining=1e-6, max_steps=3)
     found = problems.solve(np.array([0.4]), np.eye(1), control)
-    assert np.abs(found.remaining).max() > control.tolerance and abs(found.u[0, 0]) < 0.5
+    assert np.abs(found.remaining).max() > control.largest_remaining and abs(found.u[0, 0]) < 0.5
     full = SimpleNamespace(u=np.array([9.0]), hessian=np.eye(1))
     ended = rescue(problems, full, found, found.value, control)
     np.testing.assert_allclose(ended.u, 0.0, atol=0.01)
-    assert ended.convex.all() and np.abs(ended.remaining).max() <= control.tolerance
+    assert ended.convex.all() and np.abs(ended.remaining).max() <= control.largest_remaining
 
 
 @pytest.mark.parametrize("loss", [MMD(), Means()], ids=["rows by NumPy", "one program"])
@@ -659,7 +659,7 @@ class Curve(ExactValley):
 @pytest.mark.parametrize(("power", "start", "change"), [(1.0, 3.0, -1), (0.5, 0.7, 0), (0.5, 0.99, 1)])
 def test_damping_falls_where_a_step_gains_what_was_predicted_and_rises_where_it_gains_little(power, start, change):
     """Predicted by `g s + h s^2 / 2`; along one parameter a step is Newton's, divided by one plus the damping."""
-    settings = dict(scale=np.ones(1), tolerance=1e-9, damping=0.5, stride=10.0)
+    settings = dict(scale=np.ones(1), largest_remaining=1e-9, damping=0.5, stride=10.0)
     objective, hessian = Curve(SCALAR, power=power), np.eye(1)
     run = lambda most: minimum(objective, [start], hessian, max_steps=most, **settings)  # noqa: E731
     before, middle, after = (run(most) for most in (1, 2, 3))
@@ -680,7 +680,7 @@ class Saddle(ExactValley):
 
 
 def test_a_saddle_is_no_minimum_and_repels():
-    settings = dict(scale=np.ones(2), tolerance=1e-4, max_steps=40, damping=0.0, stride=10.0)
+    settings = dict(scale=np.ones(2), largest_remaining=1e-4, max_steps=40, damping=0.0, stride=10.0)
     run = lambda start: minimum(Saddle(SCALAR), start, np.eye(2), **settings)  # noqa: E731
     stays = run([0.0, 0.0])
     assert not stays.convex and int(stays.steps) > 10
@@ -711,7 +711,7 @@ class Cliff(Valley):
 
 
 def test_a_trial_without_a_gradient_does_not_spoil_the_hessian():
-    settings = dict(scale=np.ones(2), tolerance=1e-6, max_steps=60, damping=0.0, stride=10.0)
+    settings = dict(scale=np.ones(2), largest_remaining=1e-6, max_steps=60, damping=0.0, stride=10.0)
     found = minimum(Cliff(SCALAR), [-1.0, 1.0], 0.3 * np.eye(2), **settings)
     assert np.isfinite(found.hessian).all() and bool(found.convex)
     np.testing.assert_allclose(found.u, 0.0, atol=1e-5)

@@ -118,7 +118,7 @@ def test_a_distance_in_place_of_a_kernel_raises_an_error(rng):
     with pytest.raises(RuntimeError, match="squared distance must be at least 0; got -"):
         kme.embeddings.MeanEmbedding(Distance(), x).squared_distance(kme.embeddings.MeanEmbedding(Distance(), y))
     with pytest.raises(RuntimeError, match="HSIC must be at least 0; got -"):
-        kme.embeddings.hsic(Distance(), x, kernels.Gaussian(1.0), x)
+        kme.embeddings.hsic(Distance(), kernels.Gaussian(1.0), x, x)
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_rounding_is_no_impossible_square(kernel, rng):
     none = [
         kme.squared_mmd(kernel, x, x[order], unbiased=False),
         kme.embeddings.MeanEmbedding(kernel, x).squared_distance(kme.embeddings.MeanEmbedding(kernel, x[order])),
-        kme.embeddings.hsic(kernels.Gaussian(1.0), x, kernels.Gaussian(1.0), np.ones((200, 1), np.float32)),
+        kme.embeddings.hsic(kernels.Gaussian(1.0), kernels.Gaussian(1.0), x, np.ones((200, 1), np.float32)),
     ]
     assert np.abs(none).max() < 1e-3
 

@@ -17,7 +17,6 @@ from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
 from benchmarks.checks import planted_faults
-from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.diagnostics import (
     Calibration,
     Check,
@@ -30,7 +29,7 @@ from numpyro_kme.diagnostics import (
     uniformity,
 )
 from numpyro_kme.diagnostics.checks import _in_order
-from numpyro_kme.engines import Engine, Posterior, Trained
+from numpyro_kme.engines import EffectiveSampleSizeError, Engine, Posterior, Trained
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck
 from numpyro_kme.models import tracing

@@ -72,7 +72,7 @@ def fitted():
     inputs, theta = rng.normal(size=(40, 2)), rng.normal(size=(7, 2))
     values = np.stack([np.sin(inputs[:, 0]), inputs[:, 1] ** 2], axis=1)
     lam = 1e-2
-    return inputs, theta, values, lam, ConditionalMeanEmbedding.fit(inputs, K.Gaussian(0.8), lam)
+    return inputs, theta, values, lam, ConditionalMeanEmbedding.fit(K.Gaussian(0.8), inputs, lam)
 
 
 @pytest.mark.x64
@@ -108,7 +108,7 @@ def test_conditional_embedding_in_a_float32_session(fitted):
     inputs, theta, values, lam, embedding = fitted
     expected = np.asarray(embedding.expectation(values, theta))
     with jax.enable_x64(False):
-        low = ConditionalMeanEmbedding.fit(jnp.asarray(inputs), K.Gaussian(jnp.asarray(0.8)), lam)
+        low = ConditionalMeanEmbedding.fit(K.Gaussian(jnp.asarray(0.8)), jnp.asarray(inputs), lam)
         assert {type(leaf) for leaf in jax.tree.leaves(low)} <= {np.ndarray, np.float64}
         assert low.factor.dtype == np.float64
         estimate = low.expectation(values, theta)
@@ -121,10 +121,10 @@ def test_conditional_embedding_in_a_float32_session(fitted):
 def test_bad_conditional_embeddings(fitted):
     inputs, theta, _, _, embedding = fitted
     with pytest.raises(ValueError, match="`regularisation` must be positive"):
-        ConditionalMeanEmbedding.fit(inputs, K.Gaussian(1.0), 0.0)
+        ConditionalMeanEmbedding.fit(K.Gaussian(1.0), inputs, 0.0)
     with pytest.raises(np.linalg.LinAlgError, match="lam = 1e-30 failed"):
-        ConditionalMeanEmbedding.fit(np.zeros((5, 1)), K.Gaussian(1.0), 1e-30)
+        ConditionalMeanEmbedding.fit(K.Gaussian(1.0), np.zeros((5, 1)), 1e-30)
     with pytest.raises(TypeError, match="must be concrete"):
-        jax.jit(lambda l: ConditionalMeanEmbedding.fit(inputs, K.Gaussian(l), 0.1).factor)(1.0)
+        jax.jit(lambda l: ConditionalMeanEmbedding.fit(K.Gaussian(l), inputs, 0.1).factor)(1.0)
     with pytest.raises(ValueError, match="`values` must have 40 rows"):
         embedding.expectation(np.zeros(3), theta)

@@ -41,7 +41,7 @@ def herded():
     rng = np.random.default_rng(11)
     candidates = rng.normal(size=(3000, 2)) * 1.2
     values = np.asarray(embedding(candidates))
-    return candidates, values, np.asarray(herd(values, K.Gaussian(SCALE), candidates, 400))
+    return candidates, values, np.asarray(herd(K.Gaussian(SCALE), values, candidates, 400))
 
 
 def test_agrees_with_numpy():
@@ -66,10 +66,10 @@ def test_any_number_of_candidates(count, rng):
     """Padding of the two-stage argmax is never chosen."""
     candidates = rng.normal(size=(count, 2))
     values = rng.normal(size=count) - 5.0
-    order = np.asarray(jax.jit(lambda values: herd(values, K.Gaussian(SCALE), candidates, 7))(values))
+    order = np.asarray(jax.jit(lambda values: herd(K.Gaussian(SCALE), values, candidates, 7))(values))
     assert order.min() >= 0 and order.max() < count
     np.testing.assert_array_equal(order, numpy_herding(values, candidates, 7))
-    np.testing.assert_array_equal(herd(values, K.Gaussian(SCALE), candidates, 7), order)
+    np.testing.assert_array_equal(herd(K.Gaussian(SCALE), values, candidates, 7), order)
 
 
 @pytest.mark.smoke
@@ -80,7 +80,7 @@ def test_signed_embeddings(rng):
     candidates = rng.normal(size=(500, 2))
     values = np.asarray(signed(candidates))
     assert values.min() < 0
-    order = np.asarray(herd(values, K.Gaussian(SCALE), candidates, 30))
+    order = np.asarray(herd(K.Gaussian(SCALE), values, candidates, 30))
     reference = numpy_herding(values, candidates, 30)
 
     def distance(chosen):
@@ -93,22 +93,22 @@ def test_other_points_and_kernels(rng):
     sets = rng.normal(size=(40, 6, 2)) + rng.normal(size=(40, 1, 2))
     kernel = K.EmpiricalMeasure(K.Laplace(1.0), 0.5)
     values = np.asarray(kernel.gram(sets)).mean(0)
-    order = herd(values, kernel, sets, 5)
+    order = herd(kernel, values, sets, 5)
     assert order[0] == np.argmax(values)
     assert len(set(np.asarray(order).tolist())) > 1
 
 
 def test_traced_embeddings():
     candidates, values, order = herded()
-    inside = jax.jit(lambda l, values: herd(values, K.Gaussian(l), candidates, 20))
+    inside = jax.jit(lambda l, values: herd(K.Gaussian(l), values, candidates, 20))
     np.testing.assert_array_equal(inside(SCALE, values), order[:20])
 
 
 def test_bad_input():
     kernel, candidates = K.Gaussian(1.0), np.zeros((4, 2))
     with pytest.raises(ValueError, match=r"`embedding_values` must have shape \(4,\), one per candidate; got \(3,\)"):
-        herd(np.zeros(3), kernel, candidates, 2)
+        herd(kernel, np.zeros(3), candidates, 2)
     with pytest.raises(ValueError, match="`num_samples` must be at least 1; got 0"):
-        herd(np.zeros(4), kernel, candidates, 0)
+        herd(kernel, np.zeros(4), candidates, 0)
     with pytest.raises(ValueError, match="`embedding_values` has 1 entries that are not finite"):
-        herd(np.array([0.0, np.nan, 0.0, 0.0]), kernel, candidates, 2)
+        herd(kernel, np.array([0.0, np.nan, 0.0, 0.0]), candidates, 2)

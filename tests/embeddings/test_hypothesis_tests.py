@@ -28,8 +28,8 @@ def test_statistics_by_other_code(rng):
     k, other = np.exp(-0.5 * cdist(x, x, "sqeuclidean") / 0.81), np.exp(-cdist(u, u) / 1.1)
     h = np.eye(12) - 1 / 12
     expected = np.trace(k @ h @ other @ h) / 144
-    np.testing.assert_allclose(jax.jit(hsic)(Gaussian(0.9), x, Laplace(1.1), u), expected, rtol=1e-10)
-    np.testing.assert_allclose(hsic_test(KEY, Gaussian(0.9), x, Laplace(1.1), u).statistic, expected, rtol=1e-10)
+    np.testing.assert_allclose(jax.jit(hsic)(Gaussian(0.9), Laplace(1.1), x, u), expected, rtol=1e-10)
+    np.testing.assert_allclose(hsic_test(KEY, Gaussian(0.9), Laplace(1.1), x, u).statistic, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("test", ["mmd", "hsic"])
@@ -40,7 +40,7 @@ def test_level_and_power(rng, test):
         x, noise = rng.normal(size=(20, 1)), rng.normal(size=(20, 1))
         if test == "mmd":
             return mmd_test(key, Gaussian(1.0), x, noise + shift, num_permutations=39).p_value
-        return hsic_test(key, Gaussian(1.0), x, Gaussian(1.0), noise + shift * x, num_permutations=39).p_value
+        return hsic_test(key, Gaussian(1.0), Gaussian(1.0), x, noise + shift * x, num_permutations=39).p_value
 
     null = np.array([p_value(key, 0.0) for key in map(jax.random.key, range(200))])
     grid = np.arange(1, 41) / 40
@@ -59,7 +59,7 @@ def test_other_data_of_the_same_size_do_not_compile_again(rng, test, caplog):
             if test == "mmd":
                 mmd_test(KEY, Gaussian(1.0), x, y, num_permutations=7)
             else:
-                hsic_test(KEY, Gaussian(1.0), x, Gaussian(1.0), y, num_permutations=7)
+                hsic_test(KEY, Gaussian(1.0), Gaussian(1.0), x, y, num_permutations=7)
     assert not [record.message for record in caplog.records if "Compiling" in record.message]
 
 
@@ -120,7 +120,7 @@ def test_many_features_are_the_kernel(rng):
             lambda x: mmd_test(KEY, Gaussian(1.0), x, np.ones((5, 2))),
             r"must have one shape; got \[\(1,\)\] and \[\(2,\)\]",
         ),
-        (lambda x: hsic_test(KEY, Gaussian(1.0), x, Gaussian(1.0), x[:3]), "got 20 and 3 points"),
+        (lambda x: hsic_test(KEY, Gaussian(1.0), Gaussian(1.0), x, x[:3]), "got 20 and 3 points"),
         (lambda x: mmd_test(KEY, Gaussian(1.0), x, x, num_permutations=0), "`num_permutations` must be at least 1"),
         (lambda x: Fourier.draw(KEY, Laplace(1.0), 1), "must be Gaussian; got Laplace"),
         (lambda x: LinearTime(Gaussian(1.0))(x, x[:1]), "`y` must have at least 2 rows; got shape"),

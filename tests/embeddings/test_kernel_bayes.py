@@ -12,7 +12,6 @@ from numpyro_kme.embeddings.kernel_bayes import (
     kernel_sum_rule,
     posterior_weights,
 )
-from numpyro_kme.embeddings.means import embedding_mode
 from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.low_rank import LowRank
 
@@ -60,7 +59,7 @@ def test_weights_by_the_printed_formula(joint, rng):
     gamma = rng.normal(size=9)
     prior = MeanEmbedding(Gaussian(0.9), u, gamma)
     eps, delta = 1e-3, 4e-3
-    rule = KernelBayesRule.fit(x, y, Gaussian(0.7), prior, eps, delta=delta, tolerance=1e-12)
+    rule = KernelBayesRule.fit(Gaussian(0.7), x, y, prior, eps, delta=delta, tolerance=1e-12)
     mu = np.linalg.solve(gram(x, x, 0.9) + 60 * eps * np.eye(60), gram(x, u, 0.9) @ gamma)
     np.testing.assert_allclose(rule.prior_weights, mu, rtol=1e-6, atol=1e-8)
     seen = rng.normal(size=(4, 2))
@@ -89,7 +88,7 @@ def test_low_rank_error_is_that_of_the_tolerance(rng):
     eps = 0.01 / 150
     mu = np.linalg.solve(gram(x, x, 1.5) + 0.01 * np.eye(150), gram(x, x[:40], 1.5).mean(1))
     dense = (dense_rule(mu, gram(y, y, 1.7), 2 * eps) @ gram(y, seen, 1.7)).T
-    fit = lambda tolerance: KernelBayesRule.fit(x, y, Gaussian(1.7), prior, eps, tolerance=tolerance)  # noqa: E731
+    fit = lambda tolerance: KernelBayesRule.fit(Gaussian(1.7), x, y, prior, eps, tolerance=tolerance)  # noqa: E731
     fine, coarse = fit(1e-12), fit(1e-3)
     np.testing.assert_allclose(fine.weights(seen), dense, atol=1e-6)
     assert coarse.right.rank < 0.5 * fine.right.rank
@@ -100,13 +99,13 @@ def test_low_rank_error_is_that_of_the_tolerance(rng):
 def test_sum_rule_by_its_formula_and_on_normals(joint, rng):
     x, y, u = joint
     prior = MeanEmbedding(Gaussian(0.9), u)
-    found = kernel_sum_rule(prior, x, y, Gaussian(0.7), 1e-2)
+    found = kernel_sum_rule(Gaussian(0.7), prior, x, y, 1e-2)
     expected = np.linalg.solve(gram(x, x, 0.9) + 0.6 * np.eye(60), gram(x, u, 0.9).mean(1))
     np.testing.assert_allclose(found.weights, expected, rtol=1e-6, atol=1e-9)
     x = rng.normal(size=(800, 1))
     y = 0.7 * x + 0.5 * rng.normal(size=(800, 1))
     found = kernel_sum_rule(
-        MeanEmbedding(Gaussian(1.0), 0.5 + 0.6 * rng.normal(size=(500, 1))), x, y, Gaussian(1.0), 1e-4
+        Gaussian(1.0), MeanEmbedding(Gaussian(1.0), 0.5 + 0.6 * rng.normal(size=(500, 1))), x, y, 1e-4
     )
     t = np.linspace(-1.5, 2, 8)
     variance = 0.7**2 * 0.36 + 0.25
@@ -121,7 +120,7 @@ def test_posterior_means_on_normals(rng, dim):
     x = rng.normal(size=(n, dim)) * 1.2
     y = x + noise * rng.normal(size=(n, dim))
     prior = MeanEmbedding(Gaussian(wide), 0.4 + prior_sd * rng.normal(size=(n, dim)))
-    rule = KernelBayesRule.fit(x, y, Gaussian(0.8 * wide), prior, 0.01 / n)
+    rule = KernelBayesRule.fit(Gaussian(0.8 * wide), x, y, prior, 0.01 / n)
     seen = rng.uniform(-0.5, 1.2, size=(20, dim))
     weights = rule.weights(seen)
     means = weights @ x / weights.sum(1, keepdims=True)
@@ -139,11 +138,11 @@ def test_rules_as_functions(joint, rng):
     mu = np.linalg.solve(gram(x, x, 0.9) + 60 * 1e-3 * np.eye(60), gram(x, u, 0.9) @ gamma)
     rho = dense_rule(mu, gram(y, y, 0.7), 4e-3) @ gram(y, seen, 0.7)[:, 0]
     prior = MeanEmbedding(Gaussian(0.9), u, gamma)
-    rule = KernelBayesRule.fit(x, y, Gaussian(0.7), prior, 1e-3, delta=4e-3, tolerance=1e-12)
+    rule = KernelBayesRule.fit(Gaussian(0.7), x, y, prior, 1e-3, delta=4e-3, tolerance=1e-12)
     found = rule.posterior(seen)
     np.testing.assert_allclose(found(t), gram(t, x, 0.9) @ rho, atol=1e-6)
     v = np.linalg.solve(gram(y, y, 0.7) + 60 * 1e-2 * np.eye(60), gram(y, seen, 0.7)[:, 0])
-    found = conditional_embedding(x, y, Gaussian(0.9), Gaussian(0.7), seen, 1e-2, tolerance=1e-12)
+    found = conditional_embedding(Gaussian(0.9), Gaussian(0.7), x, y, seen, 1e-2, tolerance=1e-12)
     np.testing.assert_allclose(found.weights, v, atol=1e-8)
     np.testing.assert_allclose(found(t), gram(t, x, 0.9) @ v, atol=1e-8)
 
@@ -153,10 +152,10 @@ def test_no_weight_is_not_a_posterior(joint):
     k, far = Gaussian(0.7), np.full((1, 2), 1e3)
     prior = MeanEmbedding(k, u)
     for call in (
-        lambda: kernel_sum_rule(MeanEmbedding(k, u + 1e3), x, y, k, 1e-3),
-        lambda: KernelBayesRule.fit(x, y, k, MeanEmbedding(k, u + 1e3), 1e-3).posterior(y[:1]),
-        lambda: KernelBayesRule.fit(x, y, k, prior, 1e-3).posterior(far),
-        lambda: conditional_embedding(x, y, k, k, far, 1e-3),
+        lambda: kernel_sum_rule(k, MeanEmbedding(k, u + 1e3), x, y, 1e-3),
+        lambda: KernelBayesRule.fit(k, x, y, MeanEmbedding(k, u + 1e3), 1e-3).posterior(y[:1]),
+        lambda: KernelBayesRule.fit(k, x, y, prior, 1e-3).posterior(far),
+        lambda: conditional_embedding(k, k, x, y, far, 1e-3),
     ):
         with pytest.raises(RuntimeError, match="All 60 weights are zero: the observation or the prior lies far"):
             call()
@@ -167,10 +166,10 @@ def test_what_cannot_be_solved_is_said(joint, rng):
     x, y, u = joint
     prior, k = MeanEmbedding(Gaussian(0.9), u), Gaussian(0.7)
     for call in (
-        lambda: kernel_sum_rule(prior, x, y, k, 1e-18),
-        lambda: KernelBayesRule.fit(x, y, k, prior, 1e-18),
-        lambda: KernelBayesFilter.fit(x, y, k, k, 1e-18),
-        lambda: conditional_embedding(x, y, k, k, y[:1], 1e-18),
+        lambda: kernel_sum_rule(k, prior, x, y, 1e-18),
+        lambda: KernelBayesRule.fit(k, x, y, prior, 1e-18),
+        lambda: KernelBayesFilter.fit(k, k, x, y, 1e-18),
+        lambda: conditional_embedding(k, k, x, y, y[:1], 1e-18),
     ):
         with pytest.raises(np.linalg.LinAlgError, match=r"with c = (6|5.9)e-17, number of points times regularisation"):
             call()
@@ -181,21 +180,21 @@ def test_what_cannot_be_solved_is_said(joint, rng):
     np.testing.assert_allclose(np.log2(used / 1e-14) % 1, 0.0, atol=1e-9)
 
 
-def test_embedding_mode(rng):
+def test_the_mode_of_an_embedding(rng):
     x, weights = rng.normal(size=(40, 2)), rng.normal(size=40)
     embedding = MeanEmbedding(Gaussian(0.8), x, weights)
     axis = np.linspace(-4, 4, 161)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     best = grid[np.argmax(np.asarray(embedding(grid)))]
-    assert np.asarray(embedding(embedding_mode(embedding)[None]))[0] >= np.asarray(embedding(best[None]))[0] - 1e-6
-    np.testing.assert_allclose(embedding_mode(embedding, best), best, atol=0.06)
+    assert np.asarray(embedding(embedding.mode()[None]))[0] >= np.asarray(embedding(best[None]))[0] - 1e-6
+    np.testing.assert_allclose(embedding.mode(best), best, atol=0.06)
     with pytest.raises(ValueError, match="needs a Gaussian kernel, or one on rotations; got Laplace"):
-        embedding_mode(MeanEmbedding(Laplace(1.0), x))
+        MeanEmbedding(Laplace(1.0), x).mode()
     for kernel, points in ((Gaussian(0.8), x), (RotationTrace(), np.eye(2)[None])):
         with pytest.raises(FloatingPointError, match=f"All {len(points)} weights are zero: the embedding has no mode"):
-            embedding_mode(MeanEmbedding(kernel, points, np.zeros(len(points))))
+            MeanEmbedding(kernel, points, np.zeros(len(points))).mode()
     with pytest.raises(FloatingPointError, match=r"where it must be positive: .* with a sum of -1, have no mode"):
-        embedding_mode(MeanEmbedding(Gaussian(0.8), x, np.full(40, -1 / 40)))
+        MeanEmbedding(Gaussian(0.8), x, np.full(40, -1 / 40)).mode()
 
 
 def turned(axis, angle):
@@ -212,7 +211,7 @@ def test_modes_are_rotations(rng):
     grid = np.stack([turned(axis, angle) for angle in np.linspace(-np.pi, np.pi, 2001)])
     for kernel in (RotationTrace(), RotationGaussian(0.6)):
         embedding = MeanEmbedding(kernel, points, weights)
-        found = embedding_mode(embedding)
+        found = embedding.mode()
         np.testing.assert_allclose(found @ found.T, np.eye(3), atol=1e-10)
         best = grid[np.argmax(np.asarray(embedding(grid)))]
         assert float(embedding(found[None])[0]) >= float(embedding(best[None])[0]) - 1e-9
@@ -233,7 +232,7 @@ def test_filter_by_dense_formulas(rng):
     states, seen = rotation(rng, 50)
     _, new = rotation(rng, 5)
     eps, delta, sx, sy = 1e-3, 2e-3, 0.7, 0.6
-    found = KernelBayesFilter.fit(states, seen, Gaussian(sx), Gaussian(sy), eps, delta=delta, tolerance=1e-13)
+    found = KernelBayesFilter.fit(Gaussian(sx), Gaussian(sy), states, seen, eps, delta=delta, tolerance=1e-13)
     x, following, y, n = states[:-1], states[1:], seen[:-1], 50
     gram_x, gram_y = gram(x, x, sx), gram(y, y, sy)
     ridge = np.linalg.inv(gram_x + n * eps * np.eye(n))
@@ -271,7 +270,7 @@ def test_filter_by_dense_formulas(rng):
 def test_smoother_after_outlying_observations(rng):
     """They leave small weights, beside whose squares `delta` is large unless they are normalised."""
     states, seen = rotation(rng, 300)
-    found = KernelBayesFilter.fit(states, seen, Gaussian(0.7), Gaussian(0.5), 1e-3, tolerance=1e-6)
+    found = KernelBayesFilter.fit(Gaussian(0.7), Gaussian(0.5), states, seen, 1e-3, tolerance=1e-6)
     errors = []
     for _ in range(8):
         truth, new = rotation(rng, 60)
@@ -286,7 +285,7 @@ def test_smoother_after_outlying_observations(rng):
 def test_filter_and_smoother_improve_on_the_observations(rng):
     states, seen = rotation(rng, 400)
     truth, new = rotation(rng, 60)
-    found = KernelBayesFilter.fit(states, seen, Gaussian(0.5), Gaussian(0.6), 1e-4, tolerance=1e-4)
+    found = KernelBayesFilter.fit(Gaussian(0.5), Gaussian(0.6), states, seen, 1e-4, tolerance=1e-4)
     filtered = found.filter(new)
     raw, mean, smooth = (
         np.mean((e - truth) ** 2) for e in (new, found.means(filtered), found.means(found.smooth(filtered)))
@@ -304,7 +303,7 @@ def test_filter_on_rotations(rng):
     seen = (states + 0.5 * rng.normal(size=states.shape)).reshape(226, 9)
     train, test = slice(0, 201), slice(201, 226)
     for kernel in (RotationTrace(), RotationGaussian(1.0)):
-        found = KernelBayesFilter.fit(states[train], seen[train], kernel, Gaussian(2.0), 1e-4, tolerance=1e-6)
+        found = KernelBayesFilter.fit(kernel, Gaussian(2.0), states[train], seen[train], 1e-4, tolerance=1e-6)
         weights = found.filter(seen[test])
         modes, means = found.modes(weights), found.means(weights)
         np.testing.assert_allclose(np.linalg.det(modes), 1.0, rtol=1e-9)
@@ -316,7 +315,7 @@ def test_filter_on_rotations(rng):
 
 def test_a_lost_state_is_said(rng):
     states, seen = rotation(rng, 50)
-    found = KernelBayesFilter.fit(states, seen, Gaussian(0.7), Gaussian(0.2), 1e-3)
+    found = KernelBayesFilter.fit(Gaussian(0.7), Gaussian(0.2), states, seen, 1e-3)
     new = seen[:5].copy()
     new[3] += 100.0
     with pytest.raises(FloatingPointError, match="not finite at 2 of 5 times, first at time 3"):
@@ -326,40 +325,40 @@ def test_a_lost_state_is_said(rng):
 
 
 def fitted(x):
-    return KernelBayesRule.fit(x, x, Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), 1e-3)
+    return KernelBayesRule.fit(Gaussian(1.0), x, x, MeanEmbedding(Gaussian(1.0), x), 1e-3)
 
 
 def path(x):
-    return KernelBayesFilter.fit(x, x, Gaussian(1.0), Gaussian(1.0), 1e-3)
+    return KernelBayesFilter.fit(Gaussian(1.0), Gaussian(1.0), x, x, 1e-3)
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
         (
-            lambda x: KernelBayesRule.fit(x, x[:3], Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), 1e-3),
+            lambda x: KernelBayesRule.fit(Gaussian(1.0), x, x[:3], MeanEmbedding(Gaussian(1.0), x), 1e-3),
             "as many points each; got 20 and 3",
         ),
         (
-            lambda x: KernelBayesRule.fit(x, x, Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), 0.0),
+            lambda x: KernelBayesRule.fit(Gaussian(1.0), x, x, MeanEmbedding(Gaussian(1.0), x), 0.0),
             "`regularisation` must be positive",
         ),
-        (lambda x: KernelBayesFilter.fit(x[:2], x[:2], Gaussian(1.0), Gaussian(1.0), 1e-3), "at least 3 times"),
+        (lambda x: KernelBayesFilter.fit(Gaussian(1.0), Gaussian(1.0), x[:2], x[:2], 1e-3), "at least 3 times"),
         (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=1.0), "`tolerance` must be below 1"),
         (
-            lambda x: KernelBayesRule.fit(x, x, Gaussian(1.0), MeanEmbedding(Gaussian(1.0), x), np.ones(3)),
+            lambda x: KernelBayesRule.fit(Gaussian(1.0), x, x, MeanEmbedding(Gaussian(1.0), x), np.ones(3)),
             r"`regularisation` must be one number; got shape \(3,\)",
         ),
-        (lambda x: kernel_sum_rule(x, x, x, Gaussian(1.0), 1e-3), "`prior` must be an embedding"),
+        (lambda x: kernel_sum_rule(Gaussian(1.0), x, x, x, 1e-3), "`prior` must be an embedding"),
         (lambda x: LowRank.fit("gaussian", x), "`kernel` must be a kernel, .* got 'gaussian'"),
         (
-            lambda x: embedding_mode(fitted(x).posterior(x[:1]), np.full(2, np.nan)),
+            lambda x: fitted(x).posterior(x[:1]).mode(np.full(2, np.nan)),
             "`start` has 2 entries that are not",
         ),
         (lambda x: fitted(x).weights(x * np.nan), "`y` has 40 entries that are not finite"),
         (lambda x: fitted(x).posterior(x[:2]), "one observation, with a leading axis; it holds 2"),
         (
-            lambda x: embedding_mode(fitted(x).posterior(x[:1]), np.zeros(3)),
+            lambda x: fitted(x).posterior(x[:1]).mode(np.zeros(3)),
             r"`start` must be one point of shape \(2,\); got \(3,\)",
         ),
         (lambda x: path(x).filter(x * np.nan), "`observations` has 40 entries that are not finite"),

@@ -127,7 +127,7 @@ def test_halves_by_hand(rng):
         KernelBayesSettings(Gaussian(0.7), Gaussian(1e-3), 1e-3),
     )
     chosen = choose_by_holdout(states, seen, [lost, good])
-    found = kme.embeddings.KernelBayesFilter.fit(states[:40], seen[:40], Gaussian(0.7), Gaussian(0.8), 1e-3)
+    found = kme.embeddings.KernelBayesFilter.fit(Gaussian(0.7), Gaussian(0.8), states[:40], seen[:40], 1e-3)
     weights = found.filter(seen[40:])
     error = np.mean([np.sum((w @ states[:39] / w.sum() - truth) ** 2) for w, truth in zip(weights, states[40:])])
     np.testing.assert_allclose(chosen.errors[1], error, rtol=1e-8)

@@ -655,7 +655,7 @@ def test_draws_follow_signed_weights_in_four_dimensions(rng):
     """They have the means of the weights, where the positive part's are far off and variances may be negative."""
     z = rng.normal(size=(1000, 4))
     kernel, prior = kme.kernels.Gaussian(2.5), kme.embeddings.MeanEmbedding(kme.kernels.Gaussian(2.5), z)
-    rule = kme.embeddings.KernelBayesRule.fit(z, z + 0.4 * rng.normal(size=(1000, 4)), kernel, prior, 1e-3)
+    rule = kme.embeddings.KernelBayesRule.fit(kernel, z, z + 0.4 * rng.normal(size=(1000, 4)), prior, 1e-3)
     weights = np.asarray(rule.weights(np.array([[-1.5, -0.5, 0.8, -1.0]]))[0], np.float64)
     weights /= weights.sum()
     mean, positive = weights @ z, np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()

@@ -68,7 +68,7 @@ class Row:
 
 LOSSES = {
     "MMD": Row(
-        lambda: MMD(Gaussian(L), covariate_kernel=Gaussian(L), tolerance=1e-6),
+        lambda: MMD(Gaussian(L), covariate_kernel=Gaussian(L), table_error=1e-6),
         squared_mmd,
         not_a_discrepancy="less where samples are more alike",
         atol=3e-6,

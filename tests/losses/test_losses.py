@@ -91,7 +91,7 @@ def test_squared_mmd_of_a_normal_model_is_the_closed_form(scalars, route, u):
         (False, norm - 2 * s + q),
         (True, np.min(norm - 2 * proportions * s + proportions**2 * q)),
     ):
-        loss = MMD(Gaussian(L), fit_proportion=fit_proportion, tolerance=1e-6)
+        loss = MMD(Gaussian(L), fit_proportion=fit_proportion, table_error=1e-6)
         bound = loss.objective(x, SCALARS) if route == "grid" else DirectMMD(SCALARS, Gaussian(L), x, fit_proportion)
         assert isinstance(bound, GridMMD if route == "grid" else DirectMMD)
         np.testing.assert_allclose(loss_at(bound, w, u, one_set(SCALARS, 257)), exact, atol=3e-6)
@@ -184,7 +184,7 @@ def test_independent_nodes_leave_out_pairs_with_themselves(rng):
     np.testing.assert_allclose(gram[0, 1], shifted_own, rtol=1e-10)
     np.testing.assert_allclose(to_data[0], cross, rtol=1e-10)
     scalar = Generator(normal, DrawnNoise(lambda key: jax.random.normal(key, (1,))), 2)
-    bound, nodes = MMD(Gaussian(L), tolerance=1e-6).objective(x[:, 0], scalar), one_set(scalar, 12)
+    bound, nodes = MMD(Gaussian(L), table_error=1e-6).objective(x[:, 0], scalar), one_set(scalar, 12)
     assert isinstance(bound, GridMMD)
     y = 0.2 + np.exp(0.1) * np.asarray(nodes.values)[:, 0]
 
@@ -281,7 +281,7 @@ def test_kernels_that_a_grid_cannot_hold_are_summed_directly(scalars):
     x, _ = scalars
     assert find_step(Linear(), 1.0, 1e-4) is None
     assert find_step(Laplace(L), 1.0, 1e-6) is None
-    assert isinstance(MMD(Laplace(L), tolerance=1e-6).objective(x, SCALARS), DirectMMD)
+    assert isinstance(MMD(Laplace(L), table_error=1e-6).objective(x, SCALARS), DirectMMD)
 
 
 def test_cells_resolve_a_narrow_part_of_a_kernel_and_the_window_reaches_to_its_end():
@@ -361,7 +361,7 @@ def test_error_of_the_loss_by_hand(route, fit_proportion, rng):
     """By loops over the simulated points: each moves both energies, pairs of them the first; and data the second."""
     x, u = rng.normal(size=30), np.array([0.4, 0.1])
     generator = Generator(lambda u, key: normal(u, jax.random.normal(key, (1,))), DrawnNoise(), 2)
-    loss = MMD(Gaussian(L), fit_proportion=fit_proportion, tolerance=1e-7)
+    loss = MMD(Gaussian(L), fit_proportion=fit_proportion, table_error=1e-7)
     bound = loss.objective(x, generator) if route == "grid" else DirectMMD(generator, Gaussian(L), x, fit_proportion)
     assert isinstance(bound, GridMMD) == (route == "grid")
     w, nodes = rng.dirichlet(np.ones(30)), one_set(generator, 25)
@@ -396,7 +396,7 @@ def test_extra_points_are_weighed_with_the_data(scalars):
     extra, w = np.array([0.0, 40.0, 2.0]), np.random.default_rng(5).dirichlet(np.ones(len(x) + 3))
     q, s, norm = exact_energies(np.append(x, extra), w, np.array([0.8, 0.4]))
     for bound in (
-        MMD(Gaussian(L), tolerance=1e-6).objective(x, SCALARS, extra),
+        MMD(Gaussian(L), table_error=1e-6).objective(x, SCALARS, extra),
         DirectMMD(SCALARS, Gaussian(L), x, False),
     ):
         value = loss_at(bound, w, np.array([0.8, 0.4]), one_set(SCALARS, 257), extra)
@@ -540,7 +540,7 @@ def test_a_smoothed_loss_has_a_kernel_eight_times_as_wide(scalars):
     nodes, u = one_set(SCALARS, 257), np.array([0.8, 0.4])
     narrow, mad = 0.05, np.median(np.abs(x - np.median(x)))
     for smoothed, width in (
-        (MMD(Gaussian(narrow), tolerance=1e-6).objective(x, SCALARS).smoothed(), 8.0 * narrow),
+        (MMD(Gaussian(narrow), table_error=1e-6).objective(x, SCALARS).smoothed(), 8.0 * narrow),
         (DirectMMD(SCALARS, Gaussian(L), x, False).smoothed(), 8.0 * L),
     ):
         wide = DirectMMD(SCALARS, Gaussian(width), x, False)

@@ -18,7 +18,7 @@ from numpyro_kme.bootstrap.emulated.emulator import FINAL_ITERATIONS, EmulatedMi
 from numpyro_kme.bootstrap.emulated.training_set import TrainingSimulator, fit_features, together
 from numpyro_kme.bootstrap.fit import SAME, Fit, distinct, full_data, starting_scale
 from numpyro_kme.bootstrap.preparation import FIRST_NODES, Derivatives, posterior_sd
-from numpyro_kme.bootstrap.replicates import TOLERANCE, EmulatorSummary, Quadrature, Replicates
+from numpyro_kme.bootstrap.replicates import LARGEST_REMAINING, EmulatorSummary, Quadrature, Replicates
 from numpyro_kme.bootstrap.settings import Settings
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings
 from numpyro_kme.losses.base import WeightedObjective
@@ -209,7 +209,7 @@ def emulated_bootstrap(
         u=u,
         value=value,
         remaining=remaining,
-        converged=(remaining <= TOLERANCE) & best.convex,
+        converged=(remaining <= LARGEST_REMAINING) & best.convex,
         steps=np.full(len(u), 2 * FINAL_ITERATIONS),
         moved=moved,
         linear=simulator.parameters(first),
