@@ -244,10 +244,10 @@ def warn_of(replicates: Replicates, noise: str) -> None:
             )
     elif replicates.quadrature.noise > NOISY:
         further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
-        wider = " and widening the surfaces fitted to the loss" if jumps else ""
+        wider = ", wider surfaces fitted to the loss included" if jumps else ""
         checks.warn(
-            f"doubling the noise nodes{wider} moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
-            f"deviations. Raise `num_nodes`{further}.{jumps}",
+            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
+            f"deviations{wider}. Raise `num_nodes`{further}.{jumps}",
         )
     if not replicates.fit.converged:
         checks.warn(f"the full-data minimum did not converge to working precision; see `replicates.fit`.{jumps}")

@@ -80,17 +80,10 @@ class SurrogateCheck:
         if self.beyond > self.negligible:
             found.append(extrapolation_message(site, self.beyond, AGAIN))
         if self.negative > 0.05:
-            found.append(
-                f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "
-                "version stands for it. Simulate more."
-            )
+            found.append(_negative_message(site, self.negative))
         worst, error = self._worst
         if error > UNRESOLVED:
-            found.append(
-                f"The simulations do not resolve the posterior of these draws: the learnt location of site {site!r} is "
-                f"known there only to an error that moves the mean of {worst} by about {error:.2g} of its standard "
-                f"deviations, where {UNRESOLVED} is usual at most; it may be off by more. {AGAIN}"
-            )
+            found.append(_location_message(site, worst, error))
         return found
 
 
@@ -108,6 +101,23 @@ class SurrogateChecks(dict[str, SurrogateCheck]):
 
 def _verdict(found: list[str]) -> str:
     return "warnings" if found else "nothing to warn of"
+
+
+def _negative_message(site: str, negative: float) -> str:
+    """The warning that a signed surrogate is negative at draws of a chain."""
+    return (
+        f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws, where its positive version "
+        "stands for it. Simulate more."
+    )
+
+
+def _location_message(site: str, latent: str, error: float) -> str:
+    """The warning of a location that is not known well enough at draws of a chain."""
+    return (
+        f"The simulations do not resolve the posterior of these draws: the learnt location of site {site!r} is known "
+        f"there only to an error that moves the mean of {latent} by about {error:.2g} of its standard deviations, "
+        f"where {UNRESOLVED} is usual at most; it may be off by more. {AGAIN}"
+    )
 
 
 def check_surrogate(
