@@ -262,7 +262,7 @@ def times_needed(ready: Prepared, pilot: Reweightings, draw: Callable[[], Quadra
     rate = 2.0 if objective.generator.noise.independent or ready.surface is not None else 1.0
     # that of the difference to minima by twice the nodes; replicates further out than the pilot's surfaces have more
     ratio = np.sqrt(1.0 + 0.5**rate) * (1.0 if ready.surface is None else 2.0)
-    moved = ratio * _root_mean_square((moves - moves.mean(axis=0)) / ready.scale)
+    moved = ratio * root_mean_square((moves - moves.mean(axis=0)) / ready.scale)
     return int(2.0 ** np.ceil(rate * np.log2(moved / QUIET))) if moved > QUIET else 1
 
 
@@ -274,11 +274,13 @@ def _times_of_a_rule(ready: Prepared, pilot: Reweightings, draw: Callable[[], Qu
     finer = ready.objective.adapt_nodes(ready.fit.u, 2 * ready.nodes.weights.shape[1]) or draw()
     gradients = [Problems(ready.objective, nodes, pilot).slopes(ready.fit.u)[1] for nodes in (ready.nodes, finer)]
     moves = newton_step(ready.fit.hessian, gradients[1] - gradients[0])
-    return 2 if _root_mean_square(moves / ready.scale) > EXACT else 1
+    return 2 if root_mean_square(moves / ready.scale) > EXACT else 1
 
 
-def _root_mean_square(moves: np.ndarray) -> float:
-    """Of moves `(..., p)`, the largest of a parameter."""
+def root_mean_square(moves: np.ndarray) -> float:
+    """Of moves `(..., p)`, the largest of a parameter; NaN of none."""
+    if not moves.size:
+        return float("nan")
     return float(np.sqrt(np.mean(np.square(moves.reshape(-1, moves.shape[-1])), axis=0)).max())
 
 

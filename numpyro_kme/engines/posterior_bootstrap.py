@@ -16,7 +16,7 @@ from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap import newton
 from numpyro_kme.bootstrap.emulated.replicates import least_starts
 from numpyro_kme.bootstrap.fit import full_data
-from numpyro_kme.bootstrap.replicates import NOISY, WRONG, Replicates, posterior_bootstrap
+from numpyro_kme.bootstrap.replicates import COARSE, NOISY, WRONG, Replicates, posterior_bootstrap
 from numpyro_kme.bootstrap.settings import Settings
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel, Read
@@ -244,10 +244,14 @@ def warn_of(replicates: Replicates, noise: str) -> None:
             )
     elif replicates.quadrature.noise > NOISY:
         further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
-        wider = ", wider surfaces fitted to the loss included" if jumps else ""
         checks.warn(
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
-            f"deviations{wider}. Raise `num_nodes`{further}.{jumps}",
+            f"deviations. Raise `num_nodes`{further}.{jumps}",
+        )
+    if replicates.quadrature.surface_error > COARSE:
+        checks.warn(
+            f"surfaces that are half as wide again move the draws by {replicates.quadrature.surface_error:.2g} "
+            f"posterior standard deviations: the posterior may be somewhere else, and far wider.{jumps}",
         )
     if not replicates.fit.converged:
         checks.warn(f"the full-data minimum did not converge to working precision; see `replicates.fit`.{jumps}")
@@ -266,6 +270,8 @@ def described(replicates: Replicates) -> dict[str, Any]:
         "simulation noise (sd)": replicates.quadrature.noise,
         "derivatives": str(replicates.derivatives),
     }
+    if replicates.quadrature.widened is not None:
+        info["wider surfaces (sd)"] = replicates.quadrature.surface_error
     if (known := replicates.emulator) is not None:
         info["simulations"] = f"{known.simulations:,} in {known.rounds} rounds"
         info["emulated loss, error (log-likelihood)"] = f"{known.error:.2g} (resolved: {known.resolution:.2g})"

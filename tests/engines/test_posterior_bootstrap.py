@@ -450,5 +450,5 @@ def test_surfaces_that_do_not_follow_the_loss_are_told():
     z = np.random.default_rng(0).normal(size=800)
     x = np.round(2.0 * (3.0 + (1.0 + 0.8 * np.tanh(z)) * (1.0 + z * z) ** 0.3 * z)) / 2.0
     engine = PosteriorBootstrap(four, num_samples=64, progress_bar=False)
-    with pytest.warns(UserWarning, match="wider surfaces fitted to the loss included"):
+    with pytest.warns(UserWarning, match="surfaces that are half as wide again move the draws"):
         engine.run(jax.random.key(0), x)
