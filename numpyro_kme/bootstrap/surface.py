@@ -209,15 +209,25 @@ def settle(
     objective: WeightedObjective, nodes: QuadratureNodes, pilot: Reweightings, first: Fit, surface: Surface
 ) -> tuple[Surface, Fit, np.ndarray]:
     """From a first surface, that about the minimum of the full data; this minimum, and those of pilot replicates
-    `(R, p)`."""
+    `(R, p)`.
+
+    Where no ball of `ROUNDS` has the posterior's place and size, as on a curved ridge, the one whose minimum has the
+    lowest loss of the full data takes its place, and that minimum counts as not converged.
+    """
+    of_full, of_pilot = (Problems(objective, nodes, some) for some in (full_data(objective), pilot))
+    tried = []
     for _ in range(ROUNDS):
-        whole, least = surface.sharpened(Problems(objective, nodes, full_data(objective)))
-        some = surface.minimise(Problems(objective, nodes, pilot))
+        whole, least = surface.sharpened(of_full)
+        some = surface.minimise(of_pilot)
+        found = measured(of_full, whole)
+        tried.append((found.value[0] if found.convex[0] else np.inf, surface, found, some))
         nearer = surface.closer(whole.u[0], some.u, least)
-        if whole.convex[0] and surface.agrees(nearer):
+        settled = found.convex[0] and surface.agrees(nearer)
+        if settled:
             break
         surface = nearer
-    found = measured(Problems(objective, nodes, full_data(objective)), whole)
+    if not settled:
+        _, surface, found, some = min(tried, key=lambda one: one[0])
     others = ~surface.holds(first.others) if len(first.others) else np.zeros(0, bool)
     full = replace(
         first,
@@ -226,7 +236,7 @@ def settle(
         hessian=found.hessian[0],
         others=first.others[others],
         other_values=first.other_values[others],
-        converged=bool(found.convex[0]),
+        converged=bool(settled),
     )
     return surface, full, some.u
 

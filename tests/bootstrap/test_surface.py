@@ -1,5 +1,6 @@
 """Polynomial surfaces of losses that jump, against minima found by SciPy and by hand."""
 
+import warnings
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy import special
 from scipy.optimize import minimize
@@ -17,11 +20,12 @@ from numpyro_kme.bootstrap.newton import Problems
 from numpyro_kme.bootstrap.preparation import QUIET, times_needed
 from numpyro_kme.bootstrap.surface import Surface, settle
 from numpyro_kme.bootstrap.weights import Reweightings
-from numpyro_kme.engines.posterior_bootstrap import warn_of
+from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap, warn_of
 from numpyro_kme.kernels.base import register
 from numpyro_kme.losses import Generator, NormalNoise
 from numpyro_kme.losses.base import Loss, WeightedObjective
 from numpyro_kme.losses.generator import QuadratureNodes
+from numpyro_kme.models.simulator import Simulator
 
 NOWHERE = QuadratureNodes(np.zeros((1, 1)), jnp.ones((1, 1)))
 
@@ -206,3 +210,43 @@ def test_nodes_are_multiplied_until_minima_agree(rng):
     )
     assert few.quadrature.noise > 0.15 and few.nodes.weights.shape[1] == 512
     assert enough.quadrature.noise < 0.5 * few.quadrature.noise and enough.nodes.weights.shape[1] > 1024
+
+
+@pytest.mark.slow
+def test_a_posterior_that_surfaces_miss_is_told():
+    """A mixture of exponentials with outliers, whose loss has a curved ridge, along which balls wander."""
+    rng = np.random.default_rng([21, 0])
+    u = rng.random((400, 2))
+    x = -np.where(u[:, 0] < 0.4, 0.5, 3.5) * np.log1p(-u[:, 1])
+    far = rng.random(400) < 0.1
+    x[far] = x.max() + 10.0 * x.std() + np.round(rng.normal(size=far.sum()))
+
+    def draw(rng_key, p, a, b):
+        first, second = jax.random.split(rng_key)
+        return jnp.where(jax.random.uniform(first) < p, a, a + b) * jax.random.exponential(second)
+
+    def model(x):
+        p = numpyro.sample("p", dist.Uniform(0.0, 1.0))
+        a, b = (numpyro.sample(name, dist.LogNormal(0.0, 1.0)) for name in "ab")
+        with numpyro.plate("n", len(x)):
+            numpyro.sample("x", Simulator(draw, p, a, b), obs=x)
+
+    scale = np.median(np.abs(x[:, None] - x)[np.triu_indices(400, 1)])
+    level = -np.log1p(-(np.arange(1000) + 0.5) / 1000.0)  # quantiles of an exponential
+
+    def loss(v):
+        p, a, b = special.expit(v[0]), np.exp(v[1]), np.exp(v[2])
+        y, w = np.concatenate([a * level, (a + b) * level]), np.repeat([p, 1.0 - p], 1000) / 1000.0
+        gram = lambda s, t: np.exp(-0.5 * np.square((s[:, None] - t) / scale))  # noqa: E731
+        return 1e3 * (w @ gram(y, y) @ w - 2.0 * np.mean(gram(x, y) @ w))
+
+    exact = minimize(loss, [0.0, -0.5, 1.5], method="Nelder-Mead", options={"fatol": 1e-7}).x
+    engine = PosteriorBootstrap(model, num_samples=64, progress_bar=False)
+    for key in (0, 2, 4):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.run(jax.random.key(key), x)
+        told = any("half as wide again" in str(w.message) or "full-data minimum" in str(w.message) for w in caught)
+        found = engine.get_samples()
+        u = np.stack([special.logit(found["p"]), np.log(found["a"]), np.log(found["b"])], axis=1)
+        assert told or np.all(np.abs(u.mean(axis=0) - exact) < u.std(axis=0)), (key, u.mean(axis=0), u.std(axis=0))
