@@ -632,7 +632,7 @@ add("handlers", "wrong shape", lambda: density(CONJUGATE, {"x": lambda t: dist.N
 add("handlers", "wrong dtype", lambda: density(CONJUGATE, {"x": lambda t: 3.0}), "gave a float; it must give a numpyro")
 add("handlers", "m = 0", lambda: handlers.surrogate(CONJUGATE, {}), "`likelihoods` must be a dictionary")
 add("handlers", "m = 1", lambda: robust(x=np.zeros(1)), "at least two data points")
-add("handlers", "m = 2", lambda: kme.CommonNoise(1), "`num_simulated` must be at least 2; got 1")
+add("handlers", "m = 2", lambda: kme.CommonNoise(1), "`num_simulations` must be at least 2; got 1")
 add("handlers", "bad hyperparameter", lambda: robust(weight=-1.0), "`weight` must be positive")
 add(
     "handlers",

@@ -327,7 +327,7 @@ def log_estimate_sd(
     if sd > 2.0:
         checks.warn(
             f"The logarithm of the estimate has a standard deviation of {sd:.2g}; above 2 a "
-            "PseudoMarginal chain sticks. Simulate more points (`num_simulated`), average over more samples "
+            "PseudoMarginal chain sticks. Simulate more points (`num_simulations`), average over more samples "
             "(`repeats`), or renew the noise in parts, PseudoMarginal(model, blocks=...).",
         )
     return sd

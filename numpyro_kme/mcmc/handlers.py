@@ -172,7 +172,7 @@ class generalized_bayes(Messenger):
             along the plate without covariates; if the observation is traced.
         NotImplementedError: When a kernel asks for a density or a derivative that the noise policy or the simulator
             lacks; the error names kernels that work.
-    Cost: that of one evaluation of the loss, with `num_simulated` draws of the simulator.
+    Cost: that of one evaluation of the loss, with `num_simulations` draws of the simulator.
     References: Bissiri, Holmes and Walker (2016), JRSS B 78; Cherief-Abdellatif and Alquier (2020), AABI.
     """
 
@@ -234,14 +234,14 @@ class generalized_bayes(Messenger):
         noise = self.noise
         if isinstance(noise, LatentNoise):
             one = latent_noise(simulator).distribution(simulator)
-            all_noise = one.expand((noise.num_simulated, *one.batch_shape)).to_event(1 + len(one.batch_shape))
+            all_noise = one.expand((noise.num_simulations, *one.batch_shape)).to_event(1 + len(one.batch_shape))
             with compat.outside(self):
                 values = numpyro.sample(f"{msg['name']}_noise", all_noise, infer={NOISE: True})
-            return QuadratureNodes(values[None], jnp.full((1, noise.num_simulated), 1.0 / noise.num_simulated))
+            return QuadratureNodes(values[None], jnp.full((1, noise.num_simulations), 1.0 / noise.num_simulations))
         key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):
             return None if key is None else fresh_nodes(bound.objective.generator.noise, key, noise)
-        return bound.objective.generator.draw_nodes(noise.rng_key if key is None else key, noise.num_simulated, 1)
+        return bound.objective.generator.draw_nodes(noise.rng_key if key is None else key, noise.num_simulations, 1)
 
 
 def _counts(mask: ArrayLike) -> bool:

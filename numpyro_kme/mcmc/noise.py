@@ -27,21 +27,21 @@ from numpyro_kme.models.simulator_functions import FromNoise
 class CommonNoise:
     """The same noise at every point of the chain: a smooth density, for any kernel.
 
-    Where the noise of the simulator is declared (`FromNoise`) or lifted out of it (`lift_noise`), `num_simulated` are
+    Where the noise of the simulator is declared (`FromNoise`) or lifted out of it (`lift_noise`), `num_simulations` are
     nodes of a quadrature, for one number, or low-discrepancy points, for several. Otherwise the posterior is that of
     one simulated sample, close to the one with infinitely many only if the sample is much larger than the data.
     `noise_sensitivity` rescores draws under other keys.
 
     Args:
-        num_simulated: Simulated points `M`; ten times the data is a start.
+        num_simulations: Simulated points `M`; ten times the data is a start.
         rng_key: Makes the noise.
     """
 
-    num_simulated: int
+    num_simulations: int
     rng_key: jax.Array = field(default_factory=lambda: jax.random.key(0))
 
     def __post_init__(self):
-        checks.whole("num_simulated", self.num_simulated, 2)
+        checks.whole("num_simulations", self.num_simulations, 2)
         checks.key(self.rng_key, several=True)
 
 
@@ -54,13 +54,13 @@ class LatentNoise:
     for `PseudoMarginal` where draws have no derivative.
 
     Args:
-        num_simulated: Simulated points `M`.
+        num_simulations: Simulated points `M`.
     """
 
-    num_simulated: int
+    num_simulations: int
 
     def __post_init__(self):
-        checks.whole("num_simulated", self.num_simulated, 2)
+        checks.whole("num_simulations", self.num_simulations, 2)
 
 
 @frozen
@@ -71,16 +71,16 @@ class FreshNoise:
     points; for any simulator.
 
     Args:
-        num_simulated: Simulated points `M`.
+        num_simulations: Simulated points `M`.
         repeats: Independent simulated samples whose `exp(-weight n loss)` are averaged: the same posterior, and a
             chain that sticks less.
     """
 
-    num_simulated: int
+    num_simulations: int
     repeats: int = 1
 
     def __post_init__(self):
-        checks.whole("num_simulated", self.num_simulated, 2)
+        checks.whole("num_simulations", self.num_simulations, 2)
         checks.whole("repeats", self.repeats, 1)
 
 
@@ -219,12 +219,12 @@ def _of_normals(noise, z):
 
 def fresh_nodes(drawn: Noise, key: jax.Array, noise: FreshNoise) -> QuadratureNodes:
     """Independent sets of nodes `(repeats, M, ...)`; with keys `(blocks,)` each makes an equal part of every set."""
-    num, sets = noise.num_simulated, noise.repeats
+    num, sets = noise.num_simulations, noise.repeats
     if not checks.is_key(key) or key.ndim == 0:
         return drawn.nodes(key, num, sets)
     checks.require(
         num % len(key) == 0,
-        f"`num_simulated` must be a multiple of the number of blocks; got {num} points and {len(key)} blocks.",
+        f"`num_simulations` must be a multiple of the number of blocks; got {num} points and {len(key)} blocks.",
     )
     parts = jax.vmap(lambda one: drawn.nodes(one, num // len(key), sets))(key)
     values = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(sets, num, *leaf.shape[3:]), parts.values)

@@ -78,15 +78,15 @@ class PseudoMarginal(MCMCKernel):
         model: The model.
         blocks: Into how many parts the noise is split. Each proposal brings new noise for one of them, chosen at
             random, so that the two estimates are alike and the chain sticks less where they are noisy, but forgets the
-            noise more slowly. Models of your own get `(blocks,)` keys; `num_simulated` must be a multiple.
+            noise more slowly. Models of your own get `(blocks,)` keys; `num_simulations` must be a multiple.
         target_accept_prob: Acceptance that the scale adapts to. Noisy estimates want less than the 0.234 of exact ones.
         init_strategy: Where chains start, as in NumPyro.
     Raises:
         ValueError: If `target_accept_prob` is not between 0 and 1, or `blocks` is not a positive whole number; from
             `MCMC.run` if noise is a latent that is not standard normal.
     Cost: one evaluation of the model a step, two where noise is a latent. Acceptance far below the target at every
-        scale means that the estimate is too noisy (`log_estimate_sd`): more `num_simulated`, `repeats` or `blocks`, or
-        correlated steps.
+        scale means that the estimate is too noisy (`log_estimate_sd`): more `num_simulations`, `repeats` or `blocks`,
+        or correlated steps.
     References: Andrieu and Roberts (2009), Annals of Statistics 37; Haario, Saksman and Tamminen (2001), Bernoulli 7;
         Tran, Kohn, Quiroz and Villani (2016), arXiv:1603.02485; Deligiannidis, Doucet and Pitt (2018), JRSS B 80, for
         correlated steps.

@@ -395,7 +395,7 @@ def test_data_must_be_known():
 def test_settings_are_checked(settings, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         generalized_bayes(model, LOSS, **settings)
-    with pytest.raises(ValueError, match="`num_simulated` must be at least 2; got 1"):
+    with pytest.raises(ValueError, match="`num_simulations` must be at least 2; got 1"):
         LatentNoise(1)
     with pytest.raises(ValueError, match="`repeats` must be at least 1; got 0"):
         FreshNoise(8, 0)
