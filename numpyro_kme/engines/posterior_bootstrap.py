@@ -248,6 +248,8 @@ def warn_of(replicates: Replicates, noise: str) -> None:
             f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
             f"deviations. Raise `num_nodes`{further}.{jumps}",
         )
+    if replicates.quadrature.widened is not None and not len(replicates.quadrature.widened):
+        checks.warn(f"no surface that is half as wide again has a minimum, so that none confirms the draws.{jumps}")
     if replicates.quadrature.surface_error > COARSE:
         checks.warn(
             f"surfaces that are half as wide again move the draws by {replicates.quadrature.surface_error:.2g} "

@@ -432,6 +432,19 @@ def test_replicates_of_counts_are_the_exact_minimisers_for_their_weights(rng):
     assert np.abs(found.u[:, 0] - best).max() < 0.1 * best.std()
 
 
+@pytest.mark.parametrize(
+    "widened, told",
+    [(np.full((4, 2), 0.6), "half as wide again move the draws by 0.6"), (np.empty((0, 2)), "no surface")],
+)
+def test_wider_surfaces_that_disagree_or_have_no_minimum_are_told(widened, told):
+    engine = PosteriorBootstrap(model, num_samples=4, num_starts=4, progress_bar=False)
+    with warnings.catch_warnings(action="ignore"):
+        engine.run(jax.random.key(0), X)
+    found = replace(engine.replicates, quadrature=Quadrature(np.full((4, 2), 0.01), widened))
+    with pytest.warns(UserWarning, match=told):
+        warn_of(found, "")
+
+
 @pytest.mark.slow
 def test_surfaces_that_do_not_follow_the_loss_are_told():
     """A rounded g-and-k: the posterior of `g` reaches from 1.6 to 5; surfaces of degree four find 1.5 to 2."""
