@@ -18,8 +18,6 @@ os.environ |= {
 if "PYTEST_XDIST_WORKER" in os.environ:
     # workers share the processor, and the threads of several OpenBLAS take longer to wait for each other than they save
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # and so do the processes that learning is shared with, which tests/core/test_workers.py starts
-    os.environ.setdefault("NUMPYRO_KME_WORKERS", "0")
 
 import jax
 import numpy as np

@@ -19,7 +19,7 @@ from scipy.linalg import solve_triangular
 
 import numpyro_kme as kme
 from numpyro_kme import kernels
-from numpyro_kme._core import checks, compat, host, solves, workers
+from numpyro_kme._core import checks, compat, host, solves
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.kernels.low_rank import LowRank
@@ -168,11 +168,6 @@ class TestGateway:
         for _ in range(3):
             program(GAUSSIAN, Z.copy())
         assert len(count) == 1
-
-    def test_threads(self):
-        found = workers.in_parallel(lambda i: jnp.asarray(i) / 3, np.arange(4.0))
-        assert [(type(a), a.dtype) for a in map(np.asarray, found)] == [(np.ndarray, np.float64)] * 4
-        np.testing.assert_allclose(found, np.arange(4) / 3, rtol=1e-15)
 
     def test_constants_have_the_present_precision(self):
         def look():

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -228,11 +229,14 @@ def black_box(x=None):
     numpyro.sample("x", kme.Simulator(counts, rate, shape=(1,), dtype=int), obs=x)
 
 
+THREAD = ThreadPoolExecutor(1)
+
+
 @pytest.mark.parametrize(
     "missing, extra, use",
     [
         ("zarr", "store", lambda: kme.simulate(jax.random.key(0), black_box, 2, store="never.zarr")),
-        ("cloudpickle", "executor", lambda: kme.simulate(jax.random.key(0), black_box, 2, executor=1)),
+        ("cloudpickle", "executor", lambda: kme.simulate(jax.random.key(0), black_box, 2, executor=THREAD)),
         ("ot", "transport", wasserstein._import_pot),
     ],
 )

@@ -21,7 +21,6 @@ other parts half an hour each.
 """
 
 import functools
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -187,7 +186,6 @@ def main():
     part = PARTS[options.of]
     places, problems = numbers(*part.modules), options.problems or part.problems
     warnings.simplefilter("ignore")
-    os.environ["NUMPYRO_KME_WORKERS"] = "0"  # other processes have the numbers as they are
     for name in problems:  # what is known is computed once
         if not options.rows.has(label="as it is", size=options.size, problem=name):
             part.one(name, options.size)

@@ -18,7 +18,6 @@ import numpyro.distributions as dist
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from numpyro_kme.simulations.executors import start_worker
 
 SLEEP = 0.05
 
@@ -45,7 +44,7 @@ def timed(number, seconds, **settings):
 def measure(number, workers):
     timed(workers, 0.0)
     rows = []
-    with ProcessPoolExecutor(workers, get_context("spawn"), start_worker) as executor:
+    with ProcessPoolExecutor(workers, get_context("spawn")) as executor:
         begun = time.perf_counter()
         timed(4 * workers, SLEEP, executor=executor)
         start = time.perf_counter() - begun

@@ -9,8 +9,7 @@ model, learning and 1,000 draws. `first run` has its compilation too; the first 
 most. Left out are imports, simulating, and the compilation of first runs, which `cold_start` times. Two problems have
 ten statistics and ten parameters: `linear`, where statistics are shifted normals, and `curved`, where locations bend
 and scales change. Three are tasks of `sbi_tasks.py`. All have standard normal priors, of which uniform and log-normal
-parameters are functions. CPU seconds add up all threads and the processes that share the learning; the first rows
-start these.
+parameters are functions. CPU seconds add up all threads.
 
 With --neural, neural posterior estimation by `sbi` (its defaults: a masked autoregressive flow, trained until it stops
 by itself) learns from the same simulations and draws as many samples, after each row. With --rounds, both make that
@@ -20,7 +19,6 @@ minutes, with it a quarter of an hour, in rounds an hour.
 """
 
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -36,7 +34,6 @@ from jax.scipy.special import ndtr
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from numpyro_kme._core import workers
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.simulators.gaussian_linear import gaussian_linear
 from numpyro_kme.simulators.gaussian_mixture import gaussian_mixture as mixture
@@ -84,10 +81,8 @@ def model_of(simulator):
 
 
 def clocks():
-    """Seconds by the wall and of CPU, of this process and of its workers."""
-    of_workers = [Path(f"/proc/{worker.pid}/stat").read_text().split()[13:15] for worker in workers.running()]
-    ticks = os.sysconf("SC_CLK_TCK")
-    return np.array([time.perf_counter(), time.process_time() + np.array(of_workers, float).sum() / ticks])
+    """Seconds by the wall and of CPU."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def seconds(function, *args, **kwargs):

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.workers import later
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
 from numpyro_kme.engines import _simulations
 from numpyro_kme.engines._comparison import Half
@@ -83,15 +82,14 @@ def learn(
 
 def learn_others(
     rng_key: jax.Array, problem: Problem, learnt: LearntLikelihoods, forms: Forms, one: Callable[..., Any]
-) -> Callable[[], dict[str, Any]]:
-    """Begin what `one` finds from the same simulations, where there is a process for it; the call that is returned
-    gives it, for the sites where it finds something."""
-    begun = {}
+) -> dict[str, Any]:
+    """Fit comparison likelihoods by `one` from the same simulations, for the sites where it finds something."""
+    found = {}
     for site, fitted in learnt.likelihoods.items():
         theta, x = _table(rng_key, problem, learnt.simulations, site, forms[site])
         how = _how(problem, site, fitted.coordinates, learnt.measures[site])
-        begun[site] = later(one, fitted, forms[site], theta, x, **how)
-    return lambda: {site: other for site, result in begun.items() if (other := result()) is not None}
+        found[site] = one(fitted, forms[site], theta, x, **how)
+    return {site: other for site, other in found.items() if other is not None}
 
 
 def _table(rng_key: jax.Array, problem: Problem, simulations: Simulations, site: str, form: Form | None):

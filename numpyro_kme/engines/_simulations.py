@@ -1,8 +1,8 @@
 """How engines simulate: their settings, and what can be said of a model before."""
 
-from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, replace
 from os import PathLike
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ class PlannedEngine(Engine):
     _: KW_ONLY
     simulations: Simulations | None = None
     on_failure: OnFailure = "raise"
-    executor: Executor | int | None = None
+    executor: Any = None
     store: str | PathLike | None = None
     version: str | int | None = None
     timeout: float | None = None

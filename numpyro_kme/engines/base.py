@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief, frozen, is_default, shown
-from numpyro_kme._core.workers import processors
+from numpyro_kme._core.threads import processors
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Conditional, Posteriors
 from numpyro_kme.kernels.length_scales import LengthScaleRule

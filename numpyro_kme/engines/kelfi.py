@@ -168,7 +168,6 @@ class KELFI(SimulationEngine):
         simulations.warn_unless_near(observations(problem))
         why = self._one_round or _rounds.VARYING * one
         learnt = self._learn(fit_key, problem, simulations)._replace(one_round=why)
-        half = None if later or simulations.proposed else self._half(fit_key, problem, learnt)
         posterior = self._posterior(sample_key, problem, learnt)
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
@@ -179,7 +178,6 @@ class KELFI(SimulationEngine):
                 rest = self._simulate(run_key, problem, sum(later))
                 learnt, later = self._learn(fit_key, problem, simulations.joined(rest)), []
                 learnt = learnt._replace(one_round=_rounds.why_prior(first, repeated))
-                half = self._half(fit_key, problem, learnt)
                 posterior = self._posterior(sample_key, problem, learnt)
                 break
             latents = self._proposed(choose_key, posterior, draws, size)
@@ -187,7 +185,7 @@ class KELFI(SimulationEngine):
             if self.min_change is not None and learnt.history[-1][1] < self.min_change:
                 break
         learnt = learnt._replace(amortised=not learnt.simulations.proposed)
-        learnt, posterior = self._compared(fit_key, learnt, posterior, half)
+        learnt, posterior = self._compared(fit_key, learnt, posterior)
         return Trained(self._settings(), problem, learnt), posterior
 
     def _draws_to_propose(self, rng_key, posterior: LearntPosterior):
@@ -217,21 +215,17 @@ class KELFI(SimulationEngine):
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
             return learn(fit_key, problem, simulations, self._forms(problem), history)
 
-    def _half(self, fit_key, problem: Problem, learnt: LearntLikelihoods):
-        """Begin to learn from half of the simulations."""
-        return learn_others(fit_key, problem, learnt, self._forms(problem), _comparison.of_half)
-
-    def _compared(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, half=None):
-        """With other likelihoods from the same simulations, and how far they move the posterior, which is warned of;
-        that of half of them may have been begun."""
+    def _compared(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior):
+        """Compare with other likelihoods from the same simulations, and warn where they move the posterior."""
         problem = posterior.problem
-        half = half or self._half(fit_key, problem, learnt)
+        forms, near = self._forms(problem), learnt
         if not learnt.amortised:
-            near = {site: replace(f, near=observation(problem, site)) for site, f in learnt.likelihoods.items()}
-            learnt = learnt._replace(likelihoods=near)
+            fitted = {site: replace(f, near=observation(problem, site)) for site, f in learnt.likelihoods.items()}
+            near = learnt._replace(likelihoods=fitted)
         with progress.phase("learning again from half of the simulations", self.progress_bar):
-            default = learn_others(fit_key, problem, learnt, self._forms(problem), _comparison.default_form)
-            learnt = learnt._replace(default=default(), half=half())
+            default = learn_others(fit_key, problem, near, forms, _comparison.default_form)
+            half = learn_others(fit_key, problem, learnt, forms, _comparison.of_half)
+        learnt = near._replace(default=default, half=half)
         posterior = self._told(problem, learnt, posterior.measures, posterior.drawn)
         warn_of(posterior)
         return learnt, posterior

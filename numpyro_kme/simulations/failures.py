@@ -1,31 +1,27 @@
 """What goes wrong: simulations that fail or take too long, and policies; stores in use, of other settings, damaged."""
 
 import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from numpyro_kme._core import checks, processes
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme.kernels.ragged import beyond_end, lengths
 
 
 class SimulationError(RuntimeError):
-    """A simulation raised, gave a value that is not finite, took too long, or ended its worker."""
+    """A simulation raised, gave a value that is not finite or took too long, or its executor stopped."""
 
 
 class Failure(Exception):
-    """What one simulation ended with.
+    """The reason why one simulation failed.
 
     Args:
-        kind: A short name to count by: the type of an exception, `not finite`, `timeout`, `worker died`.
+        kind: A short name to count by: the type of an exception, `not finite`, `timeout`.
         reason: One sentence.
     """
 
@@ -120,46 +116,6 @@ def retries(on_failure: OnFailure) -> int:
 def stops(on_failure: OnFailure) -> bool:
     """Whether the first failure that remains ends the run."""
     return (on_failure.then if isinstance(on_failure, Retry) else on_failure) == "raise"
-
-
-def limited(seconds, function, *args):
-    """Call a function with a time limit: by an alarm in a main thread, else in a thread that is left behind."""
-    if seconds is None:
-        return function(*args)
-    if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-        with _alarm(seconds):
-            return function(*args)
-    return _in_thread(seconds, function, *args)
-
-
-@contextmanager
-def _alarm(seconds):
-    def ring(*_):
-        raise timed_out(seconds)
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _in_thread(seconds, function, *args):
-    future: Future = Future()
-
-    def run():
-        processes.latest.set(time.monotonic() + seconds + 1.0)  # so that the time limit comes first
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    if not wait([future], seconds).done:
-        raise timed_out(seconds)
-    return future.result()
 
 
 def timed_out(seconds) -> Failure:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -43,7 +42,7 @@ def simulate(
     on_failure: OnFailure = "raise",
     missing: SimulatedMissing | None = None,
     timeout: float | None = None,
-    executor: Executor | int | None = None,
+    executor: Any = None,
     store: str | PathLike | None = None,
     version: str | int | None = None,
     progress_bar: bool = True,
@@ -65,9 +64,8 @@ def simulate(
             which changes the likelihood to that of runs that succeed; `Penalise(value)`.
         missing: `SimulatedMissing()` where NaN is what the simulator gives for what is not recorded, and no failure.
         timeout: Seconds for one simulation of a black-box simulator.
-        executor: Where black-box simulators run: any `concurrent.futures.Executor` (loky, Dask's
-            `Client.get_executor()`, MPI's), or a number of processes to spawn, which are replaced where one dies or
-            hangs. In this process when left out.
+        executor: Where black-box simulators run: any `concurrent.futures.Executor` (loky's and MPI's too), or a Dask
+            `Client`. In this process when left out.
         store: A folder, such as `"sims.zarr"`, to write results to as they come. A run that ended early goes on from
             there; a larger `num_simulations` adds to it; another model, simulator, key or `Retry.times` is refused,
             with what differs. A fingerprint sees code, closures, defaults, globals, arrays and the state of objects,
@@ -109,7 +107,7 @@ class Plan:
     num_simulations: int
     simulations: Simulations | None = None
     on_failure: OnFailure = "raise"
-    executor: Executor | int | None = None
+    executor: Any = None
     store: str | PathLike | None = None
     version: str | int | None = None
     timeout: float | None = None
@@ -182,8 +180,9 @@ class Plan:
             f"model, {list(problem.simulators)}, are JAX functions, which run in compiled blocks on the device.",
         )
         checks.require(
-            executor is None or (executor >= 1 if isinstance(executor, int) else hasattr(executor, "submit")),
-            f"`executor` must be an executor or at least 1 process; got {executor!r}.",
+            executor is None or hasattr(executor, "submit"),
+            "`executor` must be an executor of `concurrent.futures` or loky, such as loky.get_reusable_executor(8), or "
+            f"a Dask client; got {executor!r}.",
         )
 
     def _run(self, rng_key: jax.Array, problem: Problem, draws: Draws, store: Store | None) -> Simulations:

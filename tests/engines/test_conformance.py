@@ -14,6 +14,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -294,7 +295,7 @@ def test_every_public_engine_has_a_row():
 PLAN = {
     "num_simulations": 500,
     "on_failure": "skip",
-    "executor": 3,
+    "executor": ThreadPoolExecutor(1),
     "store": "sims.zarr",
     "version": "2",
     "timeout": 9.0,

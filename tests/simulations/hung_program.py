@@ -1,10 +1,11 @@
-"""Runs a program that hangs, until a test ends it: `python hung_program.py processes|here seconds`.
+"""Runs a program that hangs, until a test ends it: `python hung_program.py threads|here seconds`.
 
 What the program starts has the number of seconds as an argument, by which the test finds it.
 """
 
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpyro
@@ -30,7 +31,7 @@ def model_of(fn):
 
 def main(how, seconds):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run in the background
-    executor = 1 if how == "processes" else None
+    executor = ThreadPoolExecutor(1) if how == "threads" else None
     kme.simulate(jax.random.key(0), model_of(command(seconds)), 1, executor=executor, progress_bar=False)
 
 

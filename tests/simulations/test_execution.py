@@ -5,16 +5,15 @@ import os
 import pickle
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from threading import Timer
 
 import jax
 import jax.numpy as jnp
@@ -47,17 +46,13 @@ def noisy(rng, theta):
     return theta + rng.normal(size=2)
 
 
-def troubled(rng, theta, *, raises, nan, hangs, dies, deaf):
-    """A simulator that fails in four ways, at four values of theta."""
+def troubled(rng, theta, *, raises, nan, hangs):
+    """A simulator that fails in three ways, at three values of theta."""
     x = noisy(rng, theta)
     if theta == raises:
         raise OSError("disk full")
     if theta == hangs:
-        if deaf:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-        time.sleep(300)
-    if theta == dies:
-        os._exit(1)
+        time.sleep(5)
     return x * np.nan if theta == nan else x
 
 
@@ -109,88 +104,6 @@ def test_threads_and_one_by_one(here):
         assert_same(bank(executor=executor, timeout=20.0), here)
 
 
-@pytest.mark.parametrize(("timeout", "each"), [(None, 2), (20.0, 1)])
-def test_workers_have_the_next_task_at_hand_but_nothing_waits_while_time_counts(timeout, each):
-    """Of three workers: what waits for one would be charged for the time of another."""
-    waiting, reported = [], []
-
-    class Pool:
-        workers = 3
-
-        def mark(self):
-            """None needed."""
-
-        def submit(self, *call):
-            waiting.append(len(run.running) + 1)
-            future = Future()
-            future.set_result([0.0] * len(call[2]))
-            return future
-
-    run = executors._Run(Pool(), b"", lambda row: row, timeout, lambda rows, outcomes: reported.extend(rows))
-    run.all(range(40))
-    assert max(waiting) == 3 * each and sorted(reported) == list(range(40))
-
-
-def test_what_an_executor_cannot_run_alone_has_failed():
-    """Tasks that end with an error of the executor's: each simulation is tried alone, and then reported, once."""
-    tried = []
-
-    class Lossy(Executor):
-        def submit(self, fn, job, rows, *others):
-            tried.append(len(rows))
-            assert len(tried) < 10, "tried again and again"
-            future = Future()
-            future.set_exception(MemoryError("no room"))
-            return future
-
-    reported = []
-    executors.run(Lossy(), None, range(5), lambda i: i, None, lambda rows, outcomes: reported.append((rows, outcomes)))
-    assert sorted(rows for rows, _ in reported) == [[i] for i in range(5)] and tried == [1] * 5
-    assert {str(outcome) for _, (outcome,) in reported} == {str(executors.Failure("MemoryError", "no room"))}
-
-
-def test_workers_that_never_ran_anything_are_not_replaced():
-    """As in a script without `if __name__ == "__main__"`; one that has run something may die, and is."""
-    pool, died = executors._Spawned(1), BrokenExecutor("died")
-    try:
-        for ends, exception in ((False, died), (True, OSError("of the simulator's"))):
-            future = Future()
-            future.set_exception(exception)
-            pool._note(future)
-            if not ends:
-                with pytest.raises(SimulationError, match="ended before they ran anything"):
-                    pool.replace(died)
-        pool.replace(died)
-    finally:
-        pool.close()
-
-
-def test_a_worker_that_hangs_is_given_up_though_no_other_ends(monkeypatch, tmp_path):
-    """This one ends by itself after four seconds; its time limit is a tenth of one."""
-    monkeypatch.setattr(executors, "GRACE", 0.0)
-    timers, replaced, reported = [], [], []
-
-    class Pool:
-        workers = 1
-
-        def mark(self):
-            return tmp_path  # it has begun
-
-        def submit(self, *call):
-            future = Future()
-            timers.append(Timer(4.0, future.set_result, [[0.0]]))
-            timers[-1].start()
-            return future
-
-        def replace(self, error):
-            replaced.append(error)
-
-    executors._Run(Pool(), b"", lambda row: row, 0.1, lambda rows, outcomes: reported.extend(outcomes)).all([0])
-    timers[0].cancel()
-    assert replaced == [None] and [failure.args[0] for failure in reported] == ["timeout"]
-
-
-@pytest.mark.slow  # another executor by the same interface: threads above, Dask below
 def test_loky(here):
     loky = pytest.importorskip("loky")
     executor = loky.get_reusable_executor(max_workers=2)
@@ -205,19 +118,40 @@ def test_a_dask_cluster(here):
     distributed = pytest.importorskip("distributed")
     settings = dict(n_workers=2, threads_per_worker=1, dashboard_address=None, processes=False)
     with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
-        assert_same(bank(executor=client.get_executor()), here)
+        assert_same(bank(executor=client), here)
 
 
-@pytest.mark.parametrize("deaf", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_spawned_processes_that_die_hang_and_raise(here, deaf):
+@pytest.mark.parametrize("where", ["here", "threads", "processes"])
+def test_simulations_that_hang_and_raise(here, where):
     """Every simulation that does not fail by itself gives what it gives in this process."""
-    raises, nan, hangs, dies = here.arguments["x"][[3, 4, 11, 20], 0]
-    model = model_of(partial(troubled, raises=raises, nan=nan, hangs=hangs, dies=dies, deaf=deaf), **BLACK)
-    found = bank(model, executor=2, timeout=1.0, on_failure="skip")
-    assert found.failures == {"x: OSError": 1, "x: not finite": 1, "x: timeout": 1, "x: worker died": 1}
-    np.testing.assert_array_equal(found.index, np.delete(np.arange(30), [3, 4, 11, 20]))
+    raises, nan, hangs = here.arguments["x"][[3, 4, 11], 0]
+    model = model_of(partial(troubled, raises=raises, nan=nan, hangs=hangs), **BLACK)
+    pools = {"threads": ThreadPoolExecutor(2), "processes": ProcessPoolExecutor(2, get_context("spawn")), "here": None}
+    found = bank(model, executor=pools[where], timeout=1.0, on_failure="skip")
+    assert found.failures == {"x: OSError": 1, "x: not finite": 1, "x: timeout": 1}
+    np.testing.assert_array_equal(found.index, np.delete(np.arange(30), [3, 4, 11]))
     np.testing.assert_array_equal(found.x["x"], here.x["x"][found.index])
-    np.testing.assert_array_equal(found.failed["theta"], here.latents["theta"][[3, 4, 11, 20]])
+    np.testing.assert_array_equal(found.failed["theta"], here.latents["theta"][[3, 4, 11]])
+
+
+def deadly(rng, theta):
+    """Ends the process that it runs in at large parameters, while a file is there."""
+    if theta > 1.0 and Path(os.environ["DEADLY"]).exists():
+        os._exit(1)
+    return noisy(rng, theta)
+
+
+def test_an_executor_whose_worker_dies(here, path, monkeypatch):
+    """The run ends with an error, and another executor continues from the store."""
+    mark = path.with_name("deadly")
+    mark.touch()
+    monkeypatch.setenv("DEADLY", str(mark))
+    model = model_of(deadly, **BLACK)
+    spawned = partial(ProcessPoolExecutor, 2, get_context("spawn"))
+    with pytest.raises(SimulationError, match=r"executor stopped working.*BrokenProcessPool"):
+        bank(model, executor=spawned(), store=path)
+    mark.unlink()
+    assert_same(bank(model, executor=spawned(), store=path), here)
 
 
 def test_a_time_limit_in_this_process():
@@ -225,15 +159,10 @@ def test_a_time_limit_in_this_process():
         bank(model_of(sleepy, **BLACK), 2, timeout=0.2)
 
 
-@pytest.mark.parametrize("executor", [None, "threads", pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("executor", [None, ThreadPoolExecutor(2)])
 def test_a_simulator_that_exits_has_failed(here, executor):
     theta = here.arguments["x"][5, 0]
-    with ThreadPoolExecutor(2) as threads:
-        found = bank(
-            model_of(partial(exiting, at=theta), **BLACK),
-            executor=threads if executor == "threads" else executor,
-            on_failure="skip",
-        )
+    found = bank(model_of(partial(exiting, at=theta), **BLACK), executor=executor, on_failure="skip")
     assert found.failures == {"x: SystemExit": 1}
     np.testing.assert_array_equal(found.index, np.delete(np.arange(30), 5))
     if executor is None:
@@ -243,29 +172,6 @@ def test_a_simulator_that_exits_has_failed(here, executor):
 
 def exiting(rng, theta, *, at):
     return sys.exit("no convergence") if theta == at else noisy(rng, theta)
-
-
-SLOW = """
-import os, time
-def simulator(rng, theta):
-    return theta + rng.normal(size=2)
-if "A_WORKER" in os.environ:
-    try:
-        os.close(os.open(os.environ["A_WORKER"], os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        time.sleep(2.0)
-"""
-
-
-def test_the_time_limit_begins_when_the_worker_has_started(here, tmp_path, monkeypatch):
-    """The second of two workers imports for two seconds; a simulation may take one, and none does."""
-    (tmp_path / "slow_to_import.py").write_text(SLOW)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(executors, "GRACE", 0.0)
-    import slow_to_import
-
-    monkeypatch.setenv("A_WORKER", str(tmp_path / "first"))
-    assert_same(bank(model_of(slow_to_import.simulator, **BLACK), executor=2, timeout=1.0), here)
 
 
 def sleepy(rng, theta):
@@ -733,7 +639,7 @@ def test_names_that_scope_makes(path):
     "settings, sentence",
     [
         (dict(timeout=0.0), "`timeout` must be a positive number"),
-        (dict(executor=0), "at least 1 process"),
+        (dict(executor=2), "must be an executor of `concurrent.futures` or loky.* got 2"),
         (dict(on_failure="retry"), r"'skip', Retry\(...\)"),
     ],
 )
@@ -744,7 +650,7 @@ def test_bad_settings_are_explained(settings, sentence):
 
 def test_executors_are_for_black_boxes():
     with pytest.raises(ValueError, match="for black-box simulators"):
-        bank(model_of(in_jax), executor=2)
+        bank(model_of(in_jax), executor=ThreadPoolExecutor(1))
 
 
 PROGRAM = """
@@ -827,7 +733,7 @@ def test_what_has_come_in_is_written_while_others_take_long(tmp_path, monkeypatc
     monkeypatch.setenv("CALLS_LOG", str(tmp_path / "calls"))
     monkeypatch.setenv("RELEASE", str(release))
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(bank, model_of(waiting, **BLACK), 4, executor=2, store=path)
+        running = thread.submit(bank, model_of(waiting, **BLACK), 4, executor=ThreadPoolExecutor(2), store=path)
         try:
             written, end = 0, time.monotonic() + 60
             while written < 2 and time.monotonic() < end and not running.done():
@@ -846,27 +752,8 @@ def zarr_status(path):
     return zarr.open_group(path, mode="r")["simulations/status of x"][:]
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds child processes in /proc")
-def test_workers_end_with_the_process_that_started_them(tmp_path, monkeypatch):
-    pytest.importorskip("zarr")
-    log = tmp_path / "calls"
-    monkeypatch.setenv("CALLS_LOG", str(log))
-    script = Path(__file__).parent / "killed_run.py"
-    process = subprocess.Popen([sys.executable, script, "processes", tmp_path / "bank.zarr", "100000"])
-    while not log.exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.kill()
-    process.wait()
-    end = time.monotonic() + 30
-    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert children and not any(Path(f"/proc/{child}").exists() for child in children)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["processes", "dask"])
+@pytest.mark.parametrize("how", ["loky", "dask"])
 def test_killed_at_any_moment(tmp_path, how, monkeypatch):
     """20 kills: the finished bank is that of an uninterrupted run, and no more than one batch is simulated again.
 

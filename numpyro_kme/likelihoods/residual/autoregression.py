@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.programs import Recomputed
-from numpyro_kme._core.workers import in_parallel
+from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions

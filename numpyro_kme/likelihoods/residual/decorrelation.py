@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core.workers import in_parallel
+from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend
 from numpyro_kme.likelihoods.residual.autoregression import Autoregression, soft_clip

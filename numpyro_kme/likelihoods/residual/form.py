@@ -15,7 +15,7 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
-from numpyro_kme._core.workers import in_parallel
+from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from scipy.special import expit, logit
 
-from numpyro_kme._core.workers import in_parallel
+from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.residual import density
 from numpyro_kme.likelihoods.residual.bandwidth_learning import (

@@ -22,7 +22,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core.solves import Array
-from numpyro_kme._core.workers import in_parallel
+from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
