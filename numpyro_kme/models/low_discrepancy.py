@@ -1,0 +1,131 @@
+"""Keys of low discrepancy: an ordinary simulator `fn(rng_key, *params)` run on them is a quadrature over its noise.
+
+They serve averages over the noise of one parameter. Nodes depend on one another, so they are wrong for whatever needs
+independent draws: fresh noise, pseudo-marginal estimates, stored simulations, covariances, U-statistics in one set.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from jax.extend.random import define_prng_impl, threefry_2x32
+from numpyro import handlers
+
+from numpyro_kme._core import checks
+
+LARGEST = 2**24
+"""Number of nodes beyond which a word of 32 bits would have too few bits left inside a stratum."""
+WORD = 32
+GOLDEN = np.uint32(0x9E3779B9)
+"""Golden ratio times 2^32: keeps rounds apart."""
+ROUNDS = 4
+
+
+def node_keys(fn: Callable, rng_key: jax.Array, num_nodes: int, *params) -> jax.Array:
+    r"""Make keys at which `jax.vmap(fn, (0, None, ...))(keys, *params)` is spread evenly over the noise of `fn`.
+
+    Every random word that `fn` draws, whichever and in loops and rejection as well, is a Latin hypercube over the
+    nodes: `num_nodes` nodes have one value in each of `num_nodes` equal intervals. Averages over one number then err
+    by about $M^{-3/2}$, and those of sums of several by at most $\sqrt{M / (M - 1)}$ of what independent keys do.
+    Each node alone has the distribution of `fn`.
+
+    Args:
+        fn: The simulator, in JAX; one event.
+        rng_key: Chooses the permutations.
+        num_nodes: Number `M` of nodes, a power of two.
+        *params: Arguments of one call; only their shapes and types are looked at.
+    Returns:
+        Keys, `(num_nodes,)`; independent ones where `accepts(fn, *params)` is false.
+    Raises:
+        ValueError: If `num_nodes` is no power of two.
+    Cost: `fn` is traced once; a word costs about twice as much as with plain keys, more inside loops.
+    References: McKay, Beckman and Conover (1979), Technometrics 21; Salmon et al. (2011) for Threefry.
+    """
+    checks.whole("num_nodes", num_nodes, 1)
+    checks.require(
+        num_nodes & (num_nodes - 1) == 0 and num_nodes <= LARGEST,
+        f"`num_nodes` must be a power of two, at most {LARGEST}; got {num_nodes}.",
+    )
+    if not accepts(fn, *params):
+        return random.split(rng_key, num_nodes)
+    return _keys(rng_key, num_nodes)
+
+
+def accepts(fn: Callable, *params) -> bool:
+    """Tell whether `fn` can run on such keys: it is traceable with them, and neither takes its key apart nor calls
+    Python back.
+
+    JAX draws `poisson` with its default keys alone, and NumPyro's gamma-Poisson and zero-inflated draws call it. A
+    function that reads the words of its key would read the same path at every node.
+    """
+    key = jax.ShapeDtypeStruct((), jax.eval_shape(partial(_keys, num_nodes=2), random.key(0)).dtype)
+    try:
+        with handlers.block():
+            program = str(jax.make_jaxpr(fn)(key, *params))
+    except (NotImplementedError, TypeError, ValueError, IndexError):
+        return False
+    return "random_unwrap" not in program and "callback" not in program
+
+
+def _keys(rng_key: jax.Array, num_nodes: int) -> jax.Array:
+    path = jnp.broadcast_to(random.bits(rng_key, (2,), jnp.uint32), (num_nodes, 2))
+    words = jnp.concatenate([path, jnp.arange(num_nodes, dtype=jnp.uint32)[:, None]], axis=1)
+    return random.wrap_key_data(words, impl=_implementation(num_nodes.bit_length() - 1))
+
+
+@lru_cache
+def _implementation(bits: int):
+    """The implementation of keys `(path, node)` for `2^bits` nodes: a path of two words, which JAX's Threefry splits
+    and folds, and the node, which stays."""
+
+    def seed(number):
+        return jnp.append(random.key_data(random.key(number, impl="threefry2x32")), jnp.uint32(0))
+
+    def split(key, shape):
+        paths = random.key_data(random.split(_path(key), shape))
+        return jnp.concatenate([paths, jnp.broadcast_to(key[2], (*shape, 1))], axis=-1)
+
+    def fold_in(key, number):
+        return jnp.append(random.key_data(random.fold_in(_path(key), number)), key[2])
+
+    return define_prng_impl(
+        key_shape=(3,), seed=seed, split=split, fold_in=fold_in, name=f"latin_hypercube_{bits}", tag=f"lhc{bits}",
+        random_bits=partial(_words, bits),
+    )  # fmt: skip
+
+
+def _path(key: jax.Array) -> jax.Array:
+    return random.wrap_key_data(key[:2], impl="threefry2x32")
+
+
+def _words(bits: int, key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+    """Random words: the node's place among all nodes in the upper bits, other bits by a hash."""
+    num = int(np.prod(shape)) * (2 if width > WORD else 1)
+    first, second = jnp.split(threefry_2x32((key[0], key[1]), jnp.arange(2 * num, dtype=jnp.uint32)), 2)
+    lower = _hash(second ^ _hash(key[2] + GOLDEN))
+    words = lower if bits == 0 else _place(bits, first, key[2]) << (WORD - bits) | lower >> bits
+    if width > WORD:
+        upper, lower = words[: num // 2].astype(jnp.uint64), lower[num // 2 :].astype(jnp.uint64)
+        return (upper << WORD | lower).reshape(shape)
+    return (words >> (WORD - width)).astype(jnp.dtype(f"uint{width}")).reshape(shape)
+
+
+def _place(bits: int, seed: jax.Array, node: jax.Array) -> jax.Array:
+    """The node's place in a pseudo-random permutation of `2^bits`: a Feistel network, whose halves may differ by a
+    bit."""
+    sizes = bits // 2, bits - bits // 2
+    left, right = node >> sizes[1], node & (2 ** sizes[1] - 1)
+    for step in range(ROUNDS):
+        seed = seed + GOLDEN
+        left, right = right, left ^ (_hash(seed ^ _hash(right + seed)) & np.uint32(2 ** sizes[step % 2] - 1))
+    return left << sizes[1] | right
+
+
+def _hash(word: jax.Array) -> jax.Array:
+    """A bijection of words in which every bit depends on all (Wellons 2018, `lowbias32`)."""
+    word = (word ^ word >> 16) * np.uint32(0x7FEB352D)
+    word = (word ^ word >> 15) * np.uint32(0x846CA68B)
+    return word ^ word >> 16
