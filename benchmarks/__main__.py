@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent
 
 def scripts():
     """The file of each benchmark by its name, theme by theme."""
-    found = sorted(path for path in FOLDER.glob("*/*.py") if path.parent.name != "helpers")
+    found = sorted(path for path in FOLDER.glob("*/*.py") if path.parent.name not in ("helpers", "guard"))
     return {path.stem: path for path in found}
 
 

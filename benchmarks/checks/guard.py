@@ -1,0 +1,65 @@
+"""The guard: numbers that a change must not spoil, beside their floors.
+
+    python -m benchmarks guard --references path/to/posteriors           # 25 minutes on two cores
+    python -m benchmarks guard --only bootstrap                          # the rows whose name has this in it
+    python -m benchmarks guard --references path/to/posteriors --full    # more data sets and seeds: hours
+
+A row is a function of `benchmarks/guard/` that returns what it measured, its floor, and whether that holds; one that
+raises an error counts as failed, and the others go on. The references are those of `sbi_tasks`. Rows of seconds want a
+quiet machine. With --keep the table is written to `results/guard.md`, where the column "before" stays. Takes 25
+minutes.
+"""
+
+import argparse
+import importlib
+import json
+import time
+
+from benchmarks.helpers import report
+
+THEMES = ("bootstrap",)
+HEADING = "Rows"
+
+
+def rows(only=""):
+    """Functions by theme and name."""
+    modules = {theme: importlib.import_module(f"benchmarks.guard.{theme}") for theme in THEMES}
+    named = {f"{theme}: {name}": row for theme, module in modules.items() for name, row in module.ROWS.items()}
+    return {name: row for name, row in named.items() if only.lower() in name.lower()}
+
+
+def measured(row, options):
+    """What a row finds, its floor and whether it holds, or the error that it ends with."""
+    try:
+        found, floor, ok = row(options)
+    except Exception as error:
+        text = " ".join(str(error).split()).replace("|", "/")
+        found, floor, ok = f"{type(error).__name__}: {text[-80:]}", "", False
+    return found, floor, "ok" if ok else "NOT"
+
+
+def main():
+    parser = report.parser(__doc__)
+    parser.add_argument("--only", default="", metavar="SUBSTRING")
+    parser.add_argument("--references", metavar="FOLDER")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--fresh", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.fresh:
+        theme, name = options.fresh.split(".")
+        return print(json.dumps(getattr(importlib.import_module(f"benchmarks.guard.{theme}"), name)()))
+    kept = (
+        {row["row"]: row for row in report.rows_of("guard", HEADING)} if (report.RESULTS / "guard.md").exists() else {}
+    )
+    lines = []
+    for name, row in rows(options.only).items():
+        begun = time.perf_counter()
+        found, floor, ok = measured(row, options)
+        before = kept[name]["before"] if name in kept else "-"
+        lines.append([name, found, before, floor, ok, f"{time.perf_counter() - begun:.0f}"])
+        print(" | ".join(lines[-1]), flush=True)
+    text = report.table(["row", "now", "before", "floor", "", "seconds"], lines)
+    print(f"\n{text}")
+    if options.keep:
+        report.write("guard", "The guard", [(HEADING, text)])
