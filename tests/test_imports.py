@@ -43,7 +43,10 @@ ROW = {name: number for number, (name, *_) in enumerate(ROWS)}
 OUTSIDE = {name: set(outside) for name, *outside in ROWS}
 DISTRIBUTIONS = {"likelihoods.distribution", "likelihoods.fit"}
 """The modules of `likelihoods` that know NumPyro and its models; the others are mathematics."""
-SHARED = ("engines._", "engines.base", "engines.posterior")
+SHARED = (
+    *(f"engines.{name}" for name in ("base", "posterior", "reference_table", "simulation_engine", "weighting")),
+    "engines._",
+)
 """What engines share: none imports another."""
 MATHEMATICS = {"kernels", "embeddings", "samplers", "likelihoods", "losses", "bootstrap", "abc"}
 

@@ -23,8 +23,7 @@ import numpyro_kme as kme
 from benchmarks.helpers import report
 from numpyro_kme import diagnostics
 from numpyro_kme.embeddings.measures import Normal
-from numpyro_kme.engines import EffectiveSampleSizeError, _sampling
-from numpyro_kme.engines._weighers import data_kernel
+from numpyro_kme.engines import EffectiveSampleSizeError, ReferenceTable, _sampling
 from numpyro_kme.kernels import Gaussian, register
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 
@@ -108,20 +107,28 @@ class KernelBayes(kme.KernelBayes):
         super().__init__(model, SIZES["kernel Bayes"], **settings)
         self.fault = fault
 
-    def _fit(self, rng_key, problem, table):
+    def _fit(self, rng_key, problem, simulations):
         scale = 3.0 if self.fault == "eps three times too large" else 0.5
-        self.kernel = Gaussian(scale * np.asarray(data_kernel(table).length_scale))
+        table = ReferenceTable.found(rng_key, problem, simulations)
+        self.kernel = Gaussian(scale * np.asarray(table.kernels(None, None)[0].length_scale))
         mean, sd = {
             "prior ignored": (0.0, 2.0),
             "prior counted twice": (0.0, 0.5**0.5),
             "Jacobian left out": (-1.0, 1.0),
         }.get(self.fault, (0.0, 1.0))
-        return super()._fit(rng_key, kme.Problem.read(partial(model, mean=mean, sd=sd)), table)
+        return super()._fit(rng_key, kme.Problem.read(partial(model, mean=mean, sd=sd)), simulations)
 
-    def _posterior(self, rng_key, problem, learnt):
+    def _infer(self, rng_key, args, kwargs):
+        trained, posterior = super()._infer(rng_key, args, kwargs)
+        return trained, self._spoilt(rng_key, posterior.problem, trained.learnt)
+
+    def _condition(self, rng_key, problem, learnt):
+        return self._spoilt(rng_key, problem, learnt)
+
+    def _spoilt(self, rng_key, problem, learnt):
         sign = np.array([-1.0, 1.0]) if self.fault == "sign of a residual" else 1.0
         seen = observing(problem, shift(self.fault), sign)
-        return spoilt(self.fault, rng_key, super()._posterior(rng_key, seen, learnt))
+        return spoilt(self.fault, rng_key, learnt.posterior(rng_key, seen))
 
 
 ENGINES = {"KELFI": KELFI, "kernel Bayes": KernelBayes}

@@ -4,20 +4,22 @@ from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.engines._citations import cite
 from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines._weighers import SignedWeigher, Weigher, Weighting
-from numpyro_kme.engines._weighted import SignedEngine, WeightedEngine, WeightedPosterior
 from numpyro_kme.engines.base import Engine, RunAgain, Trained
-from numpyro_kme.engines.discrepancy_abc import K2ABC, DiscrepancyWeigher, RejectionABC
+from numpyro_kme.engines.discrepancy_abc import K2ABC, DiscrepancyWeights, RejectionABC
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.kernel_bayes import KernelBayes
+from numpyro_kme.engines.kernel_recursive_abc import KernelRecursiveABC, PointPosterior
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posterior_bootstrap import BootstrapPosterior, PosteriorBootstrap
 from numpyro_kme.engines.posteriors import Conditional, Posteriors
-from numpyro_kme.engines.regression_abc import DistributionRegressionABC, KernelABC, KernelRecursiveABC, PointPosterior
+from numpyro_kme.engines.reference_table import ReferenceTable
+from numpyro_kme.engines.regression_abc import DistributionRegressionABC, KernelABC
+from numpyro_kme.engines.simulation_engine import SimulationEngine
+from numpyro_kme.engines.weighting import SignedWeights, WeightedPosterior, Weighting, WeightingMethod
 
 __all__ = ["KELFI", "FromPosterior", "FromVariance", "PosteriorBootstrap", "Proposal", "cite"]
 __all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]
 __all__ += ["BootstrapPosterior", "Conditional", "EffectiveSampleSizeError", "LearntPosterior", "PointPosterior"]
 __all__ += ["Posterior", "Posteriors", "WeightedPosterior"]
-__all__ += ["Engine", "RunAgain", "Trained"]  # to extend
-__all__ += ["DiscrepancyWeigher", "SignedEngine", "SignedWeigher", "Weigher", "WeightedEngine", "Weighting"]
+__all__ += ["Engine", "RunAgain", "SimulationEngine", "Trained"]  # to extend
+__all__ += ["DiscrepancyWeights", "ReferenceTable", "SignedWeights", "Weighting", "WeightingMethod"]

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
+from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
-from numpyro_kme.engines import _simulations
 from numpyro_kme.engines._comparison import Half
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -95,7 +95,7 @@ def learn_others(
 def _table(rng_key: jax.Array, problem: Problem, simulations: Simulations, site: str, form: Form | None):
     """Arguments and outputs of the calls that the likelihood of a site is learnt from."""
     most = (ResidualKernelMeans if form is None else form).most_calls
-    return _simulations.training_table(rng_key, simulations, problem, site, most)
+    return training_table(rng_key, simulations, problem, site, most)
 
 
 def _measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
@@ -104,7 +104,7 @@ def _measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coord
         return NormalMixture(*coordinates.mixture)
     drawn = problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
     arguments = drawn.reshape(-1, drawn.shape[-1])
-    chosen = _simulations.some_calls(rng_key, PRIOR_DRAWS, len(arguments) // PRIOR_DRAWS, PRIOR_DRAWS)
+    chosen = some_calls(rng_key, PRIOR_DRAWS, len(arguments) // PRIOR_DRAWS, PRIOR_DRAWS)
     return Points(coordinates.table(arguments[chosen]))
 
 
@@ -116,3 +116,33 @@ def _how(problem: Problem, site: str, coordinates: Coordinates, measure: Measure
     if found.mask.size == 1 and whole:
         seen = np.reshape(problem.observations[site], found.simulator.event_shape)
     return dict(coordinates=coordinates, measure=measure, y=seen, names=found.simulator.labels)
+
+
+def training_table(
+    rng_key: jax.Array, simulations: Simulations, problem: Problem, site: str, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
+
+    Draws that share parameters, and calls with parameters of their own, of groups or covariates, become rows: as many
+    of each simulation as make `most` rows in all, and one at least. First stands one of each, then another of each.
+    Calls are drawn at random, so that covariates are drawn from those simulated.
+    """
+    arguments, x = problem.simulators[site].rows(
+        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
+    )
+    event_shape = problem.simulators[site].simulator.event_shape
+    draws = x.reshape(len(x), -1, *event_shape)
+    chosen = some_calls(rng_key, len(simulations), len(arguments) // len(simulations), most)
+    arguments, draws = arguments[chosen], draws[chosen]
+    used = int(np.clip(most // len(draws), 1, draws.shape[1]))
+    return np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *event_shape)
+
+
+def some_calls(rng_key: jax.Array, simulations: int, calls: int, rows: int) -> np.ndarray:
+    """Numbers of some of the calls of each simulation, none twice, in a table with a row for each call of each: about
+    `rows` in all, and one of each simulation at least."""
+    used = int(np.clip(rows // simulations, 1, calls))
+    if used == calls:
+        return np.arange(simulations * calls)
+    order = np.argsort(numpy_rng(rng_key).random((simulations, calls)), axis=1)[:, :used]
+    return (calls * np.arange(simulations)[:, None] + np.sort(order, axis=1)).ravel()

@@ -12,6 +12,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
+from numpyro_kme.engines.posterior import varies
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.models.problem import Problem
 
@@ -141,11 +142,6 @@ def moved(before: Latents, after: Latents) -> float:
         changes += list(np.abs(new.mean(axis=0) - old.mean(axis=0)) / sd)
         changes += list(np.abs(np.log(sd / np.maximum(old.std(axis=0), 1e-300))))
     return float(np.max(changes))
-
-
-def varies(columns: np.ndarray) -> np.ndarray:
-    """Which of the columns `(m, p)` vary by more than rounding in float32; a correlation with itself does not."""
-    return np.ptp(columns, axis=0) > 1e-6 * np.max(np.abs(columns), axis=0)
 
 
 def is_narrow(draws: Latents, prior: Latents) -> bool:

@@ -2,26 +2,36 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
-from numpyro_kme.abc.weighting import check_acceptance, rejection_weights, soft_abc_weights
+from numpyro_kme.abc.weighting import (
+    RejectionWeights,
+    SoftWeights,
+    check_acceptance,
+    rejection_weights,
+    soft_abc_weights,
+)
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
-from numpyro_kme.engines._weighers import Weigher, Weighting, draws
-from numpyro_kme.engines._weighted import WeightedEngine
 from numpyro_kme.engines.base import check_positive, check_rule
+from numpyro_kme.engines.reference_table import ReferenceTable
+from numpyro_kme.engines.simulation_engine import SimulationEngine, check_weighting
+from numpyro_kme.engines.weighting import Weighting, WeightingMethod
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, mad_or_sd
 from numpyro_kme.losses.base import Loss
 
+MOST_COMPARED = 50
+"""Simulations that are compared with one another by a discrepancy, which may be slow."""
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class K2ABC(WeightedEngine):
+class K2ABC(SimulationEngine):
     r"""K2-ABC: simulations from the prior weighted by how close their data sets are to the observed one.
 
     $w_i \propto \exp\big(-\widehat{\mathrm{MMD}}^2(x_i, y) / \epsilon\big)$, with data sets of draws in any order, and
@@ -57,31 +67,34 @@ class K2ABC(WeightedEngine):
     """
 
     paper = "park2016k2abc"
-    measure = "minus log of the cosine between mean embeddings"
+    weights_by = "epsilon"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
 
     estimator: Estimator | None = None
     length_scale: LengthScaleRule | None = None
     epsilon: float | None = None
+    regression_adjustment: bool = False
 
-    def check_settings(self):
-        """As `Engine.check_settings`."""
+    def check_settings(self):  # noqa: D102
         super().check_settings()
+        check_weighting(self.num_simulations, self.regression_adjustment)
         check_positive(epsilon=self.epsilon)
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
         check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
 
-    def _fit(self, rng_key, problem, table):
+    def _fit(self, rng_key, problem, simulations):
+        table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)
         size = table.as_data_sets(table.x).shape[1]
         checks.require(
             size >= 2,
             f"K2ABC compares data sets; the simulator gives one of {size} points. Put several draws under a plate.",
         )
-        return DiscrepancyWeigher(table, partial(softened, epsilon=self.epsilon), self.estimator, self.length_scale)
+        weights_of = partial(soft_abc_weights, epsilon=self.epsilon)
+        return DiscrepancyWeights(self._settings(), rng_key, table, weights_of, self.estimator, self.length_scale)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class RejectionABC(WeightedEngine):
+class RejectionABC(SimulationEngine):
     r"""Rejection ABC: the simulations from the prior whose outputs are nearest to the observation.
 
     Args:
@@ -115,7 +128,7 @@ class RejectionABC(WeightedEngine):
     """
 
     paper = "pritchard1999population"
-    measure = "discrepancy, or for an estimator of the MMD minus log of the cosine between mean embeddings"
+    weights_by = "threshold"
     advice = "Use more simulations, or a larger `quantile` or `threshold`."
 
     num_simulations: int = field(default=10_000, kw_only=False)
@@ -123,16 +136,18 @@ class RejectionABC(WeightedEngine):
     length_scale: LengthScaleRule | None = None
     quantile: float | None = None
     threshold: float | None = None
+    regression_adjustment: bool = False
 
-    def check_settings(self):
-        """As `Engine.check_settings`."""
+    def check_settings(self):  # noqa: D102
         super().check_settings()
+        check_weighting(self.num_simulations, self.regression_adjustment)
         check_acceptance(self.quantile, self.threshold)
         if self.discrepancy is not None:
             check_discrepancy(self.discrepancy)
         check_rule(self.length_scale, self.discrepancy, "discrepancy", object, "a discrepancy")
 
-    def _fit(self, rng_key, problem, table):
+    def _fit(self, rng_key, problem, simulations):
+        table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)
         by_numbers = self.discrepancy is None and self.length_scale is None
         checks.require(
             not (by_numbers and table.data_sets) or table.x.shape[2] == 1,
@@ -145,106 +160,80 @@ class RejectionABC(WeightedEngine):
             table.require_rows("a discrepancy")
         if isinstance(self.discrepancy, Estimator | Loss) or self.length_scale is not None:
             table.require_one_length("a discrepancy between data sets")
-        weights_of = partial(accepted, quantile=self.quantile, threshold=self.threshold)
-        if by_numbers:
-            return NumbersWeigher(table, weights_of)
-        return DiscrepancyWeigher(table, weights_of, self.discrepancy, self.length_scale)
+        weights_of = partial(rejection_weights, quantile=self.quantile, threshold=self.threshold)
+        discrepancy = ScaledNumbers.of(table) if by_numbers else self.discrepancy
+        return DiscrepancyWeights(self._settings(), rng_key, table, weights_of, discrepancy, self.length_scale)
 
 
-WeightsOf = Callable[[np.ndarray], tuple[np.ndarray, dict[str, Any]]]
-"""Gives the weights of simulations with discrepancies `(m,)`, and what a person reads."""
+class ScaledNumbers(NamedTuple):
+    """Euclidean distance of numbers, each in units of its robust standard deviation, draws along plates in the order of
+    their values.
+
+    Attributes:
+        scale: Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`.
+    """
+
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, table: ReferenceTable) -> "ScaledNumbers":
+        """Scales of the simulations."""
+        scale = mad_or_sd(table.in_order(table.x))
+        return cls(np.where(scale > 0, scale, 1.0))
 
 
-def softened(discrepancies, epsilon) -> tuple[np.ndarray, dict[str, Any]]:
-    """Soft weights of simulations with discrepancies `(m,)`, and what a person reads."""
-    weights, epsilon = soft_abc_weights(discrepancies, epsilon)
-    return weights, {"epsilon": epsilon}
-
-
-def accepted(discrepancies, quantile, threshold) -> tuple[np.ndarray, dict[str, Any]]:
-    """Equal weights of the simulations with the least discrepancies `(m,)`, and what a person reads."""
-    weights, threshold = rejection_weights(discrepancies, quantile=quantile, threshold=threshold)
-    return weights, {"threshold": threshold, "accepted": int((weights > 0).sum())}
-
-
-@shown
-@dataclass(frozen=True)
-class DiscrepancyWeigher(Weigher):
+@frozen
+class DiscrepancyWeights(WeightingMethod):
     """Weights by a discrepancy from the observation.
 
     Attributes:
-        weights_of: Gives weights of discrepancies.
-        discrepancy: None until there is an observation whose length scale the squared MMD takes.
-        length_scale: Rule for that length scale.
+        weights_of: Gives weights of discrepancies, and a number that a person reads.
+        discrepancy: None for the squared MMD under a Gaussian kernel, whose length scale an observation decides.
+        length_scale: Rule for that length scale; a rule that needs parameters sees the draws of all simulations.
     """
 
-    weights_of: WeightsOf
-    discrepancy: Estimator | Loss | Discrepancy | None
-    length_scale: LengthScaleRule | None
+    weights_of: Callable[[np.ndarray], SoftWeights | RejectionWeights]
+    discrepancy: Estimator | Loss | Discrepancy | ScaledNumbers | None
+    length_scale: LengthScaleRule | None = None
 
-    def at(self, y):
-        """With the MMD under a Gaussian kernel, where no discrepancy is given: with the median distance within the
-        observed data, or what the rule says. A rule that needs parameters sees the draws of all simulations.
-        """
+    @property
+    def measure(self) -> str:  # type: ignore[override]
+        """Name of the distances."""
+        by_mmd = isinstance(self.discrepancy, Estimator)
+        return "minus log of the cosine between mean embeddings" if by_mmd else "discrepancy"
+
+    @property
+    def compared(self) -> int:  # type: ignore[override]
+        """By a discrepancy, which may be slow, for half of the time that comparing all with the observation takes."""
+        if isinstance(self.discrepancy, ScaledNumbers):
+            return WeightingMethod.compared
+        return int(np.clip(np.sqrt(len(self.table) / 2), 10, MOST_COMPARED))
+
+    def at(self, y):  # noqa: D102
         if self.discrepancy is not None:
             return self
         rule = self.length_scale or MedianHeuristic()
-        length_scale = rule(*draws(self.table)) if rule.needs_targets else rule(self.table.as_data_sets(y[None])[0])
-        return replace(self, discrepancy=Quadratic(Gaussian(length_scale)))
+        given = self.table.draws() if rule.needs_targets else (self.table.as_data_sets(y[None])[0],)
+        return replace(self, discrepancy=Quadratic(Gaussian(rule(*given))))
 
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        compared = self._as_compared(y[None])[0], self._as_compared(self.table.x)
-        found = discrepancies_to(*compared, self.discrepancy, ragged=self.table.ragged)
-        distances = self.apart(self.table.x, y[None])[0] if isinstance(self.discrepancy, Estimator) else found
-        weights, info = self.weights_of(found)
-        return Weighting(weights, distances, info)
+    def weigh(self, y):  # noqa: D102
+        found = self._discrepancies(self.table.x, y[None])[0]
+        by_mmd = isinstance(self.discrepancy, Estimator)
+        weights, number = self.weights_of(found)
+        distances = self.apart(self.table.x, y[None])[0] if by_mmd else found
+        return Weighting(weights, distances, {self.engine.weights_by: number})
 
-    @property
-    def num_compared(self):
-        """So many that comparing them with one another costs half of what comparing all with the observation does."""
-        return int(np.clip(np.sqrt(len(self.table) / 2), 10, 50))
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        x, y = self._as_compared(x), self._as_compared(y)
+    def apart(self, x, y):  # noqa: D102
         if isinstance(self.discrepancy, Estimator):
-            return dissimilarities(self.discrepancy, x, y)
-        return np.stack([discrepancies_to(one, x, self.discrepancy, ragged=self.table.ragged) for one in y])
+            return dissimilarities(self.discrepancy, self.table.as_data_sets(x), self.table.as_data_sets(y))
+        return self._discrepancies(x, y)
 
-    def _as_compared(self, x: np.ndarray) -> np.ndarray:
-        """Outputs as the discrepancy gets them."""
-        return self.table.as_data_sets(x) if isinstance(self.discrepancy, Estimator | Loss) else x
-
-
-@dataclass(frozen=True)
-class NumbersWeigher(Weigher):
-    """Weights of the simulations whose numbers are nearest to the observed ones, each in units of its robust standard
-    deviation.
-
-    Attributes:
-        weights_of: Gives weights of distances.
-    """
-
-    weights_of: WeightsOf
-
-    @cached_property
-    def scale(self) -> np.ndarray:
-        """Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`."""
-        scale = mad_or_sd(self._as_compared(self.table.x))
-        return np.where(scale > 0, scale, 1.0)
-
-    def weigh(self, y):
-        """As `Weigher.weigh`."""
-        found = self.apart(self.table.x, y[None])[0]
-        weights, info = self.weights_of(found)
-        return Weighting(weights, found, info)
-
-    def apart(self, x, y):
-        """As `Weigher.apart`."""
-        x, y = self._as_compared(x), self._as_compared(y)
-        return np.stack([np.linalg.norm((x - one) / self.scale, axis=1) for one in y])
-
-    def _as_compared(self, x: np.ndarray) -> np.ndarray:
-        """Rows of numbers, draws along plates in the order of their values."""
-        return np.sort(x[..., 0], axis=1) if self.table.data_sets else x.reshape(len(x), -1)
+    def _discrepancies(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Discrepancies of rows `(k, *event)` of `table.x` from such rows `(s, *event)`, `(s, k)`."""
+        discrepancy = cast(Any, self.discrepancy)
+        if isinstance(discrepancy, ScaledNumbers):
+            x, y = self.table.in_order(x), self.table.in_order(y)
+            return np.stack([np.linalg.norm((x - one) / discrepancy.scale, axis=1) for one in y])
+        if isinstance(discrepancy, Estimator | Loss):
+            x, y = self.table.as_data_sets(x), self.table.as_data_sets(y)
+        return np.stack([discrepancies_to(one, x, discrepancy, ragged=self.table.ragged) for one in y])

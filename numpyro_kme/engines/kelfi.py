@@ -22,9 +22,9 @@ from numpyro_kme.engines._learnt_posterior import (
 from numpyro_kme.engines._reports import described, in_tails, location_errors, unresolved, warn_of
 from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines._sampling import LearntModel
-from numpyro_kme.engines._simulations import SimulationEngine
 from numpyro_kme.engines.base import Trained, check_positive
 from numpyro_kme.engines.posterior import groups, with_present_data
+from numpyro_kme.engines.simulation_engine import SimulationEngine
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood

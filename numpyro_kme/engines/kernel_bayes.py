@@ -9,16 +9,18 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import split
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines._weighers import ReferenceTable, SignedWeigher, held_out_regularisation
-from numpyro_kme.engines._weighted import SignedEngine
-from numpyro_kme.engines.base import check_positive
+from numpyro_kme.engines.reference_table import ReferenceTable
+from numpyro_kme.engines.simulation_engine import SimulationEngine, check_kernel, check_weighting
+from numpyro_kme.engines.weighting import SignedWeights, held_out_regularisation
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
+from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.problem import Problem
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KernelBayes(SignedEngine):
+class KernelBayes(SimulationEngine):
     r"""Kernel Bayes' rule: posterior weights of simulations that may come from anywhere.
 
     The prior of the model enters as an embedding $\sum_j \gamma_j k_\Theta(\cdot, u_j)$ of draws, so `simulations` may
@@ -63,21 +65,27 @@ class KernelBayes(SignedEngine):
     """
 
     paper = "fukumizu2013kernel"
-    from_anywhere = True
     advice = (
         "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the "
         "kernels."
     )
 
     prior: Mapping[str, Any] | None = None
+    kernel: Kernel | KernelRule | None = None
+    length_scale: LengthScaleRule | None = None
     parameter_kernel: Kernel | None = None
+    regularisation: float | None = None
     delta: float | None = None
     num_folds: int | None = None
+    tolerance: float = TOLERANCE
+    regression_adjustment: bool = False
 
-    def check_settings(self):
-        """As `Engine.check_settings`."""
+    def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_positive(delta=self.delta)
+        positive = {"regularisation": self.regularisation, "delta": self.delta}
+        check_weighting(self.num_simulations, self.regression_adjustment, **positive)
+        checks.positive_number("tolerance", self.tolerance)
+        check_kernel(self.kernel, self.length_scale)
         if self.num_folds is not None:
             checks.whole("num_folds", self.num_folds, 2)
         what = "a kernel, such as Gaussian(length_scale)"
@@ -89,9 +97,15 @@ class KernelBayes(SignedEngine):
         what = 'draws {site: (n, *shape)} with their "weight", as from get_weights()'
         checks.instance("prior", self.prior, Mapping | None, what)
 
-    def _fit(self, rng_key, problem, table):
+    def weights(self, observations: Any) -> np.ndarray:
+        """Signed weights of the simulations at many observations `(s, *event)`, `(s, m)`, as they are."""
+        learnt = self.trained.learnt
+        return learnt.at_rows(learnt.table.points(observations))
+
+    def _fit(self, rng_key, problem, simulations):
         draw_key, fold_key = split(rng_key)
-        kernel = self._kernel(table)
+        table = ReferenceTable.found(rng_key, problem, simulations)
+        kernel = table.kernels(self.kernel, self.length_scale)[0]
         x, m = kernel.points(table.x), len(table)
         on_parameters = self.parameter_kernel or Gaussian(median_heuristic(table.z))
         epsilon = 0.01 / m if self.regularisation is None else self.regularisation
@@ -104,10 +118,9 @@ class KernelBayes(SignedEngine):
             how = {"num_folds": self.num_folds, "compare_in": on_parameters, "tolerance": self.tolerance}
             settings = choose_by_folds(fold_key, table.z, x, tried, **how).settings
         rule = settings.rule(table.z, x, *self._embedded(draw_key, problem, table), tolerance=self.tolerance)
-        return SignedWeigher(table, rule)
+        return SignedWeights(self._settings(), rng_key, table, rule)
 
     def _check(self, problem):
-        """That draws of a prior can be those of the model, too."""
         super()._check(problem)
         if self.prior is None:
             return
@@ -120,13 +133,12 @@ class KernelBayes(SignedEngine):
 
     def _embedded(self, rng_key, problem: Problem, table: ReferenceTable) -> tuple[np.ndarray, np.ndarray | None]:
         """Coordinates of draws of the prior, and their weights."""
-        site = problem.site()
         if self.prior is None:
-            draws = problem.draw(rng_key, len(table))
-            return table.coordinates_of(draws.arguments[site]), None
-        latents = {name: np.asarray(self.prior[name]) for name in problem.latents}
-        z = table.coordinates_of(problem.arguments(latents)[site])
-        weights = self.prior.get("weight")
+            drawn, weights = problem.draw(rng_key, len(table)), None
+        else:
+            drawn = problem.evaluate({name: np.asarray(self.prior[name]) for name in problem.latents})
+            weights = self.prior.get("weight")
+        z = table.coordinates_of(drawn.arguments[problem.site()])
         if weights is not None:
             weights = np.asarray(weights, np.float64)
             checks.shaped("prior['weight']", weights, (len(z),), "per draw")

@@ -296,6 +296,11 @@ def missing_entries(site: SimulatorSite) -> dict[str, str]:
     return ({"missing": told} if left_out else {}) | ({"censored": within} if site.censored else {})
 
 
+def varies(columns: np.ndarray) -> np.ndarray:
+    """Which of the columns `(m, p)` vary by more than rounding in float32; a correlation with itself does not."""
+    return np.ptp(columns, axis=0) > 1e-6 * np.max(np.abs(columns), axis=0)
+
+
 def problem_of(posterior: Posterior) -> Problem:
     """The model of a posterior that rests on simulations."""
     if posterior.problem is None:

@@ -13,9 +13,7 @@ from scipy import stats
 import numpyro_kme as kme
 from numpyro_kme.abc import RegressionAdjustment
 from numpyro_kme.abc.weighting import REGULARISATION
-from numpyro_kme.engines import _vectors
-from numpyro_kme.engines._weighers import SignedWeigher
-from numpyro_kme.models.problem import Problem
+from numpyro_kme.engines import SignedWeights
 
 KEY = jax.random.key(0)
 
@@ -151,20 +149,6 @@ def test_what_is_reported_is_looked_at_too():
         engine.run(KEY, x=np.array([0.0]))
 
 
-@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
-def test_of_normal_latents_the_same_is_found_in_both_ways(bank):
-    problem = Problem.read(location, x=Y)
-    table = kme.RejectionABC(location, simulations=bank, quantile=0.2)
-    table.run(KEY, x=Y)
-    table, weights = table.posterior.table, table.posterior.weights
-    given = table.simulated_statistics, weights, table.statistics(Y.reshape(1, -1, 1))[0]
-    found = RegressionAdjustment.fit(table.z, *given)
-    own, latent = _vectors._of_coordinates(table, found), _vectors._of_latents(problem, table, weights, given, found)
-    assert own.names == latent.names == ["theta"]
-    for one, other in zip(own[1:], latent[1:], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4)
-
-
 def beside_noise(x=None):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     numpyro.sample("x", kme.Simulator(with_noise, theta), obs=x)
@@ -201,8 +185,8 @@ def test_too_narrow_a_posterior_is_told_of(fewer, monkeypatch):
         basis = np.exp(-0.5 * (z / 0.2) ** 2)[:, None] * z[:, None] ** np.arange(3)
         return (basis @ np.linalg.solve((z[:, None] ** np.arange(3)).T @ basis, [1.0, 0.0, (0.2 * SD / 3) ** 2]))[None]
 
-    monkeypatch.setattr(SignedWeigher, "at_rows", narrow)
-    with pytest.warns(UserWarning, match=r"KernelABC: the signed weights give theta too narrow.*leaves [2-9]"):
+    monkeypatch.setattr(SignedWeights, "at_rows", narrow)
+    with pytest.warns(UserWarning, match=r"KernelABC: the posterior is too narrow.*theta.*leaves [2-9]"):
         kme.KernelABC(location, simulations=fewer).run(KEY, x=Y)
 
 
@@ -253,22 +237,6 @@ def test_weights_sum_to_one():
         RegressionAdjustment.fit(np.ones((5, 1)), np.ones((5, 2)), np.full(5, 0.3), np.ones(2))
 
 
-def size_beside_noise(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", kme.Simulator(size_with_noise, theta), obs=x)
-
-
-def size_with_noise(rng_key, theta):
-    return jnp.array([jnp.abs(theta), 0.0, 0.0, 0.0]) + 0.1 * jax.random.normal(rng_key, (4,))
-
-
-def test_what_no_regression_sees_is_seen_by_the_distance():
-    """Of an absolute value both signs are as near, and numbers that say nothing make all far."""
-    engine = kme.RejectionABC(size_beside_noise, 6000, quantile=0.05, progress_bar=False)
-    with pytest.warns(UserWarning, match=r"coarse. The standard deviation of theta falls.* 300 nearest.* 1200 nearest"):
-        engine.run(KEY, x=np.zeros(4))
-
-
 @pytest.mark.parametrize("key", [0, *(pytest.param(key, marks=pytest.mark.slow) for key in (1, 2))])
 def test_nothing_is_said_where_the_distance_blurs_little(key):
     """The nearest 200 of 20,000, whose standard deviation is that of the exact posterior."""
@@ -279,17 +247,3 @@ def test_nothing_is_said_where_the_distance_blurs_little(key):
             engine.run(jax.random.key(key), x=x)
         assert not said
         assert engine.get_samples()["theta"].std() == pytest.approx(np.sqrt(0.2), rel=0.25)
-
-
-def test_extrapolation_to_no_distance_and_its_error(rng):
-    """Variances of 1 + 3 d^2, with d^2 of 1 on average among the nearest and of 4 among all."""
-    exact = 1.0 / np.sqrt(1.0 + 3.0 * 0.5)
-    found, errors = [], []
-    for _ in range(400):
-        distances = np.sqrt(np.sort(rng.uniform(size=800)) * 4.0)
-        numbers = np.sqrt(1.0 + 3.0 * distances**2)[:, None] * rng.normal(size=(800, 2))
-        left, error = _vectors.at_no_distance(numbers, distances, 200)
-        found.append(left**2)
-        errors.append(error)
-    assert np.mean(found) == pytest.approx(exact**2, abs=0.03)
-    np.testing.assert_allclose(np.mean(errors, axis=0), np.std(found, axis=0), rtol=0.15)

@@ -366,7 +366,7 @@ def run(prior: Prior, name: str):
             "the full-data minimum did not converge",  # no data tell a mean from its group's value
             "Under the signed weights the variance",  # "means may be right": means are judged here
             r"\w+: the posterior is coarse",  # how coarse it may be is judged here
-            "Kernel(ABC|Bayes): the signed weights give .* too narrow",
+            "Kernel(ABC|Bayes): the posterior is too narrow",
         ):
             warnings.filterwarnings("ignore", said)
         engine.run(KEY, x=prior.data if row.draws else np.array(prior.y, np.float32))

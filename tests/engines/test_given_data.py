@@ -42,7 +42,7 @@ def elsewhere():
 
 @pytest.mark.parametrize("engine", ["KernelABC", "RejectionABC"])
 def test_simulations_from_another_prior_are_refused_where_they_stand_for_the_prior(engine, elsewhere):
-    with pytest.raises(ValueError, match=rf"theta has a Kolmogorov-Smirnov distance .* and {engine} takes them"):
+    with pytest.raises(ValueError, match=r"theta has a Kolmogorov-Smirnov distance .* Use KernelBayes"):
         ENGINES[engine](model, simulations=elsewhere).run(KEY, x=np.array([0.4]))
 
 
@@ -85,4 +85,4 @@ def test_ten_equal_weights_are_enough():
     """Their effective size is 10 but for rounding."""
     engine = kme.RejectionABC(model, 500, progress_bar=False)
     engine.run(KEY, x=np.array([0.4]))
-    assert engine.info["accepted"] == 10
+    assert round(engine.info["effective sample size"]) == 10

@@ -293,9 +293,9 @@ EVERY = [*WEIGHTING, lambda of: kme.KernelRecursiveABC(of)]
 
 @pytest.mark.parametrize("make", EVERY, ids=[*NAMES, "KernelRecursiveABC"])
 def test_what_has_no_meaning_is_refused_before_simulating(make):
-    with pytest.raises(ValueError, match=r"'x' is masked as a whole, .* use KELFI"):
+    with pytest.raises(ValueError, match=r"'x' is masked as a whole.* Use KELFI"):
         make(model).run(KEY, x=X, mask=False)
-    with pytest.raises(ValueError, match=r"'x' is scaled by 0.5: \w+ compares data sets .* Use KELFI"):
+    with pytest.raises(ValueError, match=r"'x' is scaled by 0.5.* \w+ compares whole data sets .* Use KELFI"):
         make(model).run(KEY, x=X, scale=0.5)
 
 

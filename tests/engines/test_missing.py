@@ -203,7 +203,7 @@ def test_sets_without_some_of_their_points():
     lacking[[2, 11]] = np.nan
     engine = kme.K2ABC(of_sets, 500, progress_bar=False)
     engine.run(KEY, x=lacking)
-    assert engine.posterior.table.x.shape == (500, 18, 2)
+    assert engine.trained.learnt.table.x.shape == (500, 18, 2)
     mean, sd = np.nansum(lacking) / 37.0, 37.0**-0.5
     assert abs(engine.expectation(lambda s: s["theta"]) - mean) < 3.0 * sd  # which are widened by epsilon
     lacking[3, 0] = np.nan

@@ -71,7 +71,7 @@ def test_weights_are_those_of_the_kernel_times_one_on_lengths():
     settings = {"kernel": EmpiricalMeasureRule(), "regularisation": 0.01, "progress_bar": False}
     run = kme.KernelABC(model, number, simulations=made, **settings)
     run.run(jax.random.key(0), x=OBSERVED)
-    kernel = run.trained.learnt.weigher.fitted.right.kernel
+    kernel = run.trained.learnt.fitted.right.kernel
     assert isinstance(kernel, WithLength)
     padded = np.stack([pad(OBSERVED, LONGEST), pad(OBSERVED[:5], LONGEST)])
     lists = run.weights([OBSERVED, OBSERVED[:5]])
@@ -111,7 +111,7 @@ def plate_model(x=None):
 
 def test_sets_along_a_plate_are_refused():
     x = np.stack([pad(OBSERVED, LONGEST)] * 3)
-    with pytest.raises(ValueError, match=r"draws along the plates of site 'x' are of any length .* Use KELFI"):
+    with pytest.raises(ValueError, match=r"at 'x' has draws along plates that are of any length .* Use KELFI"):
         kme.KernelABC(plate_model, 20, kernel=EmpiricalMeasureRule(), progress_bar=False).run(jax.random.key(0), x=x)
     with pytest.raises(ValueError, match=r"draws at 'x' are of any length .* compare draws of one"):
         kme.PosteriorBootstrap(plate_model, num_samples=10, progress_bar=False).run(jax.random.key(0), x=x)

@@ -1,7 +1,5 @@
 """Engines that weight simulations: printed formulas by other code, exact posteriors, and refusals."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +12,8 @@ from scipy.spatial.distance import cdist, pdist
 import numpyro_kme as kme
 from numpyro_kme._core.solves import ridges
 from numpyro_kme.abc.weighting import soft_abc_weights
-from numpyro_kme.engines import _weighers
-from numpyro_kme.engines._vectors import herded
-from numpyro_kme.engines._weighers import SignedWeigher
-from numpyro_kme.engines._weighted import _warn_of_variances
+from numpyro_kme.engines import ReferenceTable, SignedWeights
+from numpyro_kme.engines.weighting import herded, squared_distances, warn_of_negative_variances
 from numpyro_kme.kernels import Linear
 from numpyro_kme.kernels.low_rank import LowRank
 
@@ -124,7 +120,7 @@ def test_kernel_abc_by_a_low_rank_factor(kernel_abc, bank):
         engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7), tolerance=tolerance)
         engine.run(KEY, x=X)
         np.testing.assert_allclose(engine.weights(seen), kernel_abc.weights(seen), atol=error)
-        ranks.append(engine.trained.learnt.weigher.fitted.right.rank)
+        ranks.append(engine.trained.learnt.fitted.right.rank)
         assert engine.info["rank of the data"] == f"{ranks[-1]} of 500"
         np.testing.assert_allclose(moments(engine), moments(kernel_abc), atol=10 * error)
     assert ranks[1] < ranks[0] < 60
@@ -145,9 +141,9 @@ def test_kernel_abc_meets_the_exact_posterior(kernel_abc):
 def test_condition_solves_again_with_the_same_simulations(kernel_abc, bank):
     engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
     engine.run(KEY, x=-X)
-    fitted = engine.trained.learnt.weigher.fitted
+    fitted = engine.trained.learnt.fitted
     engine.condition(KEY, x=X)
-    assert engine.trained.learnt.weigher.fitted is fitted
+    assert engine.trained.learnt.fitted is fitted
     np.testing.assert_array_equal(
         engine.posterior.get_weights()["weight"], kernel_abc.posterior.get_weights()["weight"]
     )
@@ -255,12 +251,13 @@ def test_kernel_bayes_refuses_draws_outside_the_support(theta, sentence):
         _ = engine.posterior.simulations
 
 
+@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 def test_kernel_bayes_by_folds(bank):
     engine = kme.KernelBayes(conjugate, simulations=bank, num_folds=5, tolerance=1e-6)
     engine.run(KEY, x=X)
     assert abs(moments(engine)[0] - MEAN) < 0.5 * SD
-    on_parameters = kme.kernels.median_heuristic(engine.trained.learnt.weigher.table.z)
-    ratio = engine.trained.learnt.weigher.fitted.kernel_x.length_scale / on_parameters
+    on_parameters = kme.kernels.median_heuristic(engine.trained.learnt.table.z)
+    ratio = engine.trained.learnt.fitted.kernel_x.length_scale / on_parameters
     assert min(abs(ratio - c) for c in (0.5, 0.7, 1.0, 1.4, 2.0)) < 1e-6
     assert min(abs(engine.info["regularisation"] * 500 / 0.01 - c) for c in (0.1, 1, 10, 100)) < 1e-6
 
@@ -294,9 +291,9 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
     y = 0.5 + rng.normal(size=20) if on_sets else X
     engine.run(KEY, x=y)
     used = {
-        kme.KernelABC: lambda: engine.trained.learnt.weigher.fitted.right.kernel.length_scale,
-        kme.KernelBayes: lambda: engine.trained.learnt.weigher.fitted.right.kernel.length_scale,
-        kme.DistributionRegressionABC: lambda: engine.trained.learnt.weigher.fitted.features.kernel.inner.length_scale,
+        kme.KernelABC: lambda: engine.trained.learnt.fitted.right.kernel.length_scale,
+        kme.KernelBayes: lambda: engine.trained.learnt.fitted.right.kernel.length_scale,
+        kme.DistributionRegressionABC: lambda: engine.trained.learnt.fitted.features.kernel.inner.length_scale,
     }.get(make)
     if used:
         assert float(used()) == 0.37
@@ -391,7 +388,7 @@ def test_rejection_accepts_the_nearest(bank):
     engine = kme.RejectionABC(conjugate, simulations=bank, quantile=0.1)
     engine.run(KEY, x=X)
     np.testing.assert_array_equal(np.flatnonzero(engine.posterior.get_weights()["weight"]), np.sort(nearest[:50]))
-    assert engine.info["accepted"] == 50 == round(engine.info["effective sample size"])
+    assert round(engine.info["effective sample size"]) == 50
     assert abs(moments(engine)[0] - MEAN) < 5 * SD / np.sqrt(50)
 
     def python_only(a, b):
@@ -484,10 +481,10 @@ def test_summaries_are_predictions_without_themselves(bank):
     centred = theta - theta.mean()
     rest = np.arange(500) != 3
     predicted = gram[3, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)], centred[rest]) + theta.mean()
-    np.testing.assert_allclose(engine.trained.learnt.weigher.fitted.held_out[3, 0], predicted, rtol=1e-6)
+    np.testing.assert_allclose(engine.trained.learnt.fitted.held_out[3, 0], predicted, rtol=1e-6)
     at_y = gaussian(X, x, 0.7) @ np.linalg.solve(gram, centred) + theta.mean()
     np.testing.assert_allclose(engine.info["summary"], at_y, rtol=1e-6)
-    expected = np.exp(-((engine.trained.learnt.weigher.fitted.held_out[:, 0] - at_y) ** 2) / engine.info["epsilon"])
+    expected = np.exp(-((engine.trained.learnt.fitted.held_out[:, 0] - at_y) ** 2) / engine.info["epsilon"])
     np.testing.assert_allclose(
         engine.posterior.get_weights()["weight"], expected / expected.sum(), rtol=1e-5, atol=1e-12
     )
@@ -502,7 +499,7 @@ def test_distribution_regression_meets_the_exact_posterior(sets, rng):
     assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(engine.info["effective sample size"])
     assert 0.6 * exact < sd < 2.0 * exact
     assert abs(engine.info["leave-one-out error of the summaries"][0] / exact - 1) < 0.35
-    assert np.corrcoef(engine.trained.learnt.weigher.fitted.held_out[:, 0], sets.latents["theta"])[0, 1] > 0.93
+    assert np.corrcoef(engine.trained.learnt.fitted.held_out[:, 0], sets.latents["theta"])[0, 1] > 0.93
     np.testing.assert_allclose(engine.info["summary"], y.sum() / 21, atol=0.5 * exact)
 
 
@@ -677,39 +674,44 @@ def test_negative_variances_are_said(bank, monkeypatch):
         z = self.table.z[:, 0]
         return (1.3 - 0.9 * z**2)[None]
 
-    monkeypatch.setattr(SignedWeigher, "at_rows", ringing)
+    monkeypatch.setattr(SignedWeights, "at_rows", ringing)
     with pytest.warns(UserWarning, match="variance of theta is negative"):
         kme.KernelABC(conjugate, simulations=bank).run(KEY, x=X)
 
 
-def test_points_do_not_depend_on_the_units_of_the_statistics(rng):
-    """By default each statistic has its own length scale; of data sets all numbers have one."""
+def two_numbers(rng_key, theta):
+    first, second = jax.random.normal(rng_key, (2,))
+    return jnp.stack([theta + first, theta**2 + second])
 
-    class Table(SimpleNamespace):
-        def __len__(self):
-            return len(self.z)
 
-        def require_one_length(self, what):
-            """They have one."""
+def in_other_units(rng_key, theta):
+    return two_numbers(rng_key, theta) * np.array([1e3, 1e-2])
 
-    engine = kme.KernelRecursiveABC(lambda: None, num_simulations=40)
-    z = rng.normal(size=(40, 1))
-    x = np.concatenate([z + rng.normal(size=(40, 1)), z**2 + rng.normal(size=(40, 1))], axis=1)
-    steps = [
-        engine._step(jax.random.key(0), Table(z=z, x=x * units, data_sets=False), np.array([0.5, 1.0]) * units)
-        for units in (np.ones(2), np.array([1e3, 1e-2]))
-    ]
-    np.testing.assert_allclose(*steps, rtol=1e-4)
+
+def test_points_do_not_depend_on_the_units_of_the_statistics():
+    """By default each statistic has its own length scale."""
+    points = []
+    for simulator, units in ((two_numbers, np.ones(2)), (in_other_units, np.array([1e3, 1e-2]))):
+
+        def model(x=None, simulator=simulator):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
+
+        engine = kme.KernelRecursiveABC(model, 40, num_iterations=1, num_samples=30, progress_bar=False)
+        engine.run(KEY, x=np.array([0.5, 1.0]) * units)
+        points.append(engine.get_samples()["theta"])
+    assert points[0].shape == (30,)
+    np.testing.assert_allclose(*points, rtol=1e-3, atol=1e-3)
 
 
 def test_the_kernel_on_data_sets_by_hand(rng):
     """The median squared distance of points as inner length scale, and the median MMD between sets as outer one."""
     x, z = rng.normal(size=(5, 4, 2)), rng.normal(size=(5, 1))
-    table = SimpleNamespace(x=x, z=z, data_sets=True, as_data_sets=lambda x: x)
-    rows, coordinates = _weighers.draws(table, 3)
-    np.testing.assert_array_equal(rows, [x[i, j] for i in range(3) for j in range(4)])
-    np.testing.assert_array_equal(coordinates, [z[i] for i in range(3) for _ in range(4)])
-    kernel = _weighers.data_kernel(table)
+    table = ReferenceTable(None, None, z, x, np.ones(4, bool), data_sets=True)
+    rows, coordinates = table.draws()
+    np.testing.assert_array_equal(rows, [x[i, j] for i in range(5) for j in range(4)])
+    np.testing.assert_array_equal(coordinates, [z[i] for i in range(5) for _ in range(4)])
+    kernel = table.kernels(None, None)[0]
     points = x.reshape(-1, 2)
     inner = np.median(pdist(points))
     np.testing.assert_allclose(kernel.inner.length_scale, inner, rtol=1e-3)
@@ -724,15 +726,14 @@ def test_the_kernel_on_data_sets_by_hand(rng):
 def test_distances_between_outputs_are_those_of_their_embeddings(rng):
     """Of the linear kernel, Euclid's."""
     x, y = rng.normal(size=(5, 2)), rng.normal(size=(3, 2))
-    np.testing.assert_allclose(_weighers.apart(Linear(), x, y), cdist(y, x, "sqeuclidean"), rtol=1e-10)
+    np.testing.assert_allclose(squared_distances(Linear(), x, y), cdist(y, x, "sqeuclidean"), rtol=1e-10)
 
 
 def test_small_variances_are_not_negative_ones_and_negative_ones_may_be_small():
     z = np.array([[0.0, -0.1], [0.1, 0.0], [0.0, 0.1]])
-    table = SimpleNamespace(z=z, coordinates=SimpleNamespace(names=["a", "b"]))
-    _warn_of_variances(table, np.array([0.1, 0.8, 0.1]))
+    warn_of_negative_variances(("a", "b"), z, np.array([0.1, 0.8, 0.1]))
     with pytest.warns(UserWarning, match="the variance of a is negative"):
-        _warn_of_variances(table, np.array([0.6, -0.2, 0.6]))
+        warn_of_negative_variances(("a", "b"), z, np.array([0.6, -0.2, 0.6]))
 
 
 def test_functions_of_the_wrong_length(kernel_abc):

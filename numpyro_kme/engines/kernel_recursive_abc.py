@@ -1,0 +1,180 @@
+"""Kernel recursive ABC: points that close in on the maximum of a likelihood."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from numpyro_kme._core import checks, progress
+from numpyro_kme._core.display import shown
+from numpyro_kme._core.keys import split
+from numpyro_kme._core.saving import saveable
+from numpyro_kme.abc.recursive import recursive_abc_step
+from numpyro_kme.engines.base import Engine, RunAgain, check_positive
+from numpyro_kme.engines.posterior import Posterior, missing_entries
+from numpyro_kme.engines.reference_table import ReferenceTable
+from numpyro_kme.engines.simulation_engine import SimulationEngine, check_kernel, of_model
+from numpyro_kme.engines.weighting import vector_maps
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic
+from numpyro_kme.kernels.low_rank import TOLERANCE
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import StoreError
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class KernelRecursiveABC(SimulationEngine):
+    r"""Kernel recursive ABC: the maximum-likelihood point of a simulator, by Bayes' rule applied again and again.
+
+    Each iteration simulates at `m` points, finds the embedding of their posterior by kernel ABC,
+    $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$, and herds `m` new points from it, which are the prior of the next. The
+    `t`-th posterior is proportional to $p(\theta) \ell(\theta)^t$ and closes in on the maximum of the likelihood, as
+    far as the kernel on data resolves it. The prior says where to begin. What comes out is no posterior: the
+    standard deviations of the points say how far the iterations have come. Without a model it is
+    `kernel_recursive_abc`.
+
+    Args:
+        model: A NumPyro model with one observed `Simulator` site. Where its arguments do not determine all latents, as
+            under a Dirichlet or a hierarchical prior, the points move in the space of all latents, mapped to vectors
+            without constraints.
+        num_simulations: Number `m` of simulations in an iteration.
+        num_samples: Number of points that come out; `m` when left out.
+        num_iterations: Number of iterations.
+        kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
+        length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
+        regularisation: `eps`; `0.01 / sqrt(m)` when left out.
+        tolerance: Of the low-rank factor of `G_Y`.
+        simulations: The first iteration, made elsewhere, from the prior or from where the points should begin.
+        store: A folder for a store of each iteration, `iteration 1` and so on. A run that ended early goes on from
+            there; `condition`, whose points are others, writes nothing there.
+        on_failure, executor, version, timeout, progress_bar: How it simulates, as in `simulate`; with
+            `on_failure="skip"` the other points of an iteration serve.
+    Raises:
+        RuntimeError: If the weights of an iteration vanish or cancel, or its points come together in one place,
+            because the observation lies far from all that was simulated.
+    Cost: `m` simulations and `m r^2` for a factor of rank `r` an iteration.
+    References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
+    """
+
+    paper = "kajihara2018kernel"
+
+    num_simulations: int = field(default=200, kw_only=False)
+    num_samples: int | None = None  # type: ignore[assignment]
+    num_iterations: int = 10
+    kernel: Kernel | KernelRule | None = None
+    length_scale: LengthScaleRule | None = None
+    regularisation: float | None = None
+    tolerance: float = TOLERANCE
+
+    def check_settings(self):  # noqa: D102
+        Engine.check_settings(self)
+        self.plan  # noqa: B018 (raises an error for settings that it does not take)
+        if self.num_samples is not None:
+            checks.whole("num_samples", self.num_samples, 2)
+        checks.whole("num_simulations", self.num_simulations, 20)
+        checks.whole("num_iterations", self.num_iterations, 1)
+        check_positive(regularisation=self.regularisation)
+        check_kernel(self.kernel, self.length_scale)
+        checks.positive_number("tolerance", self.tolerance)
+
+    def _infer(self, rng_key, args, kwargs):
+        problem = Problem.read(self.model, *args, **kwargs)
+        self._check(problem)
+        problem.require_continuous("KernelRecursiveABC, which herds points,")
+        start_key, coordinates_key, *keys = split(rng_key, self.num_iterations + 2)
+        latents = problem.draw(start_key, self.num_simulations).latents
+        coordinates = Coordinates.from_prior(coordinates_key, problem)
+        to_vectors, latents_at = vector_maps(problem, coordinates)
+        centre, scale = np.zeros(1), np.ones(1)
+        path, deviations, made = [], [], []
+        for number, key in enumerate(progress.progress(keys, "iterations", self.progress_bar), 1):
+            simulate_key, herd_key = split(key)
+            made.append(self._iteration(simulate_key, problem, latents, number))
+            table = ReferenceTable.read(coordinates, problem, made[-1])
+            z = to_vectors(table.z, table.simulations.latents)
+            if number == 1 and not coordinates.one_to_one:
+                centre, scale = z.mean(axis=0), np.maximum(z.std(axis=0), 1e-8)
+            table = replace(table, z=(z - centre) / scale)
+            last = number == self.num_iterations
+            z = self._step(herd_key, table, problem, (last and self.num_samples) or self.num_simulations)
+            z = centre + scale * z
+            latents = latents_at(z)
+            path.append(z[0])
+            deviations.append(z.std(axis=0))
+        posterior = PointPosterior(
+            engine=type(self).__name__,
+            samples={**latents, **problem.evaluate(latents).deterministics},
+            groups={"observed_data": problem.observations},
+            info={
+                "simulations": sum(one.attempted or len(one) for one in made),
+                **_failures(made),
+                "standard deviations of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
+                "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
+                **missing_entries(problem.simulators[problem.site()]),
+                "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
+            },
+            problem=problem,
+            estimate={name: np.asarray(value[0]) for name, value in latents.items()},
+        )
+        bare = self._settings()
+        bare.store = None
+        return RunAgain(bare), posterior
+
+    def _iteration(self, rng_key, problem: Problem, latents: Mapping, number: int) -> Simulations:
+        """Simulations at the points of an iteration, counted from 1."""
+        if number == 1 and self.simulations is not None:
+            return of_model(problem, self.simulations)
+        store = None
+        if self.store is not None:
+            folder = Path(self.store).expanduser()
+            checks.require(
+                not (folder / "zarr.json").exists(),
+                f"The store {folder} holds simulations of one call, and KernelRecursiveABC keeps a store of each "
+                "iteration in a folder: give another path.",
+                StoreError,
+            )
+            store = folder / f"iteration {number}"
+        return replace(self.plan, progress_bar=False).simulate_at(rng_key, problem, latents, store)
+
+    def _step(self, rng_key: jax.Array, table: ReferenceTable, problem: Problem, number: int) -> np.ndarray:
+        """New points `(number, D)` in coordinates; points that have come close may agree in a count."""
+        rule = self.length_scale
+        if rule is None and self.kernel is None:
+            rule = MedianHeuristic(per_dimension=not table.data_sets, ties=False)
+        kernel, y = table.kernels(self.kernel, rule)[0], table.point(problem.observations[problem.site()])
+        return recursive_abc_step(
+            rng_key, kernel, table.z, table.x, y, number, regularisation=self.regularisation, tolerance=self.tolerance
+        )
+
+
+def _failures(made: list[Simulations]) -> dict[str, str]:
+    """What a person reads of the failures of all iterations, if any."""
+    failures: Counter[str] = Counter()
+    for one in made:
+        failures.update(one.failures)
+    repeated = sum(one.repeated for one in made)
+    reasons = [f"{count} {reason}" for reason, count in failures.items()]
+    reasons += [f"{repeated} repeated"] * bool(repeated)
+    return {"simulations that failed": ", ".join(reasons)} if reasons else {}
+
+
+@shown
+@saveable
+@dataclass(frozen=True, kw_only=True)
+class PointPosterior(Posterior):
+    """Points that close in on a point estimate.
+
+    Attributes:
+        estimate: The first point that the last herding chose, `{site: (*shape)}`.
+    """
+
+    estimate: Mapping[str, np.ndarray]
+
+    def mode(self) -> dict[str, np.ndarray]:
+        """The point estimate `{site: (*shape)}`: the first point that the last herding chose."""
+        return dict(self.estimate)

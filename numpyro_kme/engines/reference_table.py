@@ -1,0 +1,278 @@
+"""The simulations of one site as a table: coordinates of the parameters, outputs without what was not observed."""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+import scipy
+
+from numpyro_kme._core import checks
+from numpyro_kme._core.display import frozen
+from numpyro_kme._core.keys import child
+from numpyro_kme._core.programs import Recomputed
+from numpyro_kme.kernels import Gaussian, median_heuristic
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule
+from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic, and_a_wider_one
+from numpyro_kme.kernels.ragged import (
+    WithLength,
+    beyond_end,
+    lengths,
+    log_lengths,
+    pad,
+    padded_together,
+    require_any_length,
+)
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.simulations import Simulations
+
+UNLIKELY = 1e-6
+"""Level of the test that given simulations are draws from the prior: one false refusal in a million runs."""
+
+
+@frozen
+class ReferenceTable(Recomputed):
+    """The simulations of the one simulator site of a model.
+
+    Attributes:
+        simulations: The simulations, with latents.
+        coordinates: Coordinates of the simulator's arguments.
+        z: Coordinates of the simulations, `(m, D)`.
+        x: Outputs, `(m, *event)`; `(m, n, d)` where `n` draws lie along plates, without those that the observation
+            masks. Without what is NaN in the observation: `(m, numbers)`, or whole rows are left out.
+        mask: Which draws of an output count, flat; without draws along plates which numbers were observed, `(*event)`.
+        data_sets: The rows of each output are draws along plates, so that their order says nothing.
+        ragged: Outputs are of any length, with rows of NaN behind their ends.
+    """
+
+    simulations: Simulations
+    coordinates: Coordinates
+    z: np.ndarray
+    x: np.ndarray
+    mask: np.ndarray
+    data_sets: bool
+    ragged: bool = False
+
+    @classmethod
+    def read(cls, coordinates: Coordinates, problem: Problem, simulations: Simulations) -> "ReferenceTable":
+        """Read the simulations of a model that `check_model` lets pass."""
+        site = problem.site()
+        arguments = np.asarray(simulations.arguments[site])
+        z = coordinates.table(arguments.reshape(len(arguments), -1))
+        if not simulations.latents:
+            simulations = replace(simulations, latents=coordinates.latents_table(z))
+        simulator, mask = problem.simulators[site].simulator, observed_part(problem)
+        x = np.asarray(simulations.x[site], np.float64)
+        if simulator.batch_shape:
+            x = x.reshape(len(x), -1, int(np.prod(simulator.event_shape, dtype=int)))
+            checks.require(
+                x.shape[1] == len(mask),
+                f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by "
+                "another model.",
+            )
+        table = cls(simulations, coordinates, z, x, mask, bool(simulator.batch_shape), simulator.ragged)
+        return replace(table, x=table._counted(x))
+
+    @classmethod
+    def found(
+        cls, rng_key: jax.Array, problem: Problem, simulations: Simulations, *, given: bool = False
+    ) -> "ReferenceTable":
+        """Read simulations, in coordinates that are found from them.
+
+        Those that were `given` as draws from the prior are tested to be, by two-sample Kolmogorov-Smirnov tests of
+        their coordinates against 1,000 draws, at level `UNLIKELY`.
+        """
+        coordinates = Coordinates.from_simulations(rng_key, problem, problem.site(), simulations)
+        table = cls.read(coordinates, problem, simulations)
+        if not given:
+            return table
+        drawn = table.coordinates_of(problem.draw(child(rng_key, 1), 1000).arguments[problem.site()])
+        tests = [scipy.stats.ks_2samp(z, prior) for z, prior in zip(table.z.T, drawn.T)]
+        worst = min(range(len(tests)), key=lambda d: tests[d].pvalue)
+        checks.require(
+            tests[worst].pvalue * len(tests) > UNLIKELY,
+            f"`simulations` are not draws from the prior of this model: {table.coordinates.names[worst]} has a "
+            f"Kolmogorov-Smirnov distance of {tests[worst].statistic:.2f} from it (p-value {tests[worst].pvalue:.1g}). "
+            "Use KernelBayes or KELFI, which take simulations made anywhere, or a model with the prior they came from.",
+        )
+        return table
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    def coordinates_of(self, arguments: np.ndarray) -> np.ndarray:
+        """Coordinates `(k, D)` of arguments `(k, *ones, p)` of the simulator."""
+        return self.coordinates.table(np.reshape(arguments, (len(arguments), -1)))
+
+    def point(self, y: np.ndarray) -> np.ndarray:
+        """An observation in the shape of a row of `x`."""
+        checks.require(
+            np.size(y) == self._size,
+            f"The observation has shape {np.shape(y)}, each simulation {self._size} numbers: they were made by another "
+            "model.",
+        )
+        return self._counted(np.asarray(y, np.float64)[None])[0]
+
+    def points(self, observations: Any) -> np.ndarray:
+        """Many observations `(s, *event)`, masked draws included, as rows of `x`."""
+        if self.ragged:
+            observations = padded_together(observations)
+        checks.real("observations", observations)
+        y = np.asarray(observations, np.float64)
+        if self.ragged and y.ndim == self.x.ndim and y.shape[1] < self.x.shape[1]:
+            y = np.stack([pad(one, self.x.shape[1]) for one in y])
+        checks.require(
+            y.ndim >= 1 and len(y) >= 1 and y[0].size == self._size,
+            "`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the "
+            f"simulator gives, {self._size}; got shape {y.shape}.",
+        )
+        counted = self._counted(y)
+        checks.finite("observations", counted[~beyond_end(counted)] if self.ragged else counted)
+        checks.require(not self.ragged or bool(lengths(counted).all()), "One of the `observations` has no row.")
+        return counted
+
+    @property
+    def _size(self) -> int:
+        """Numbers in one output, with those that are masked or were not observed."""
+        return len(self.mask) * self.x.shape[2] if self.data_sets else self.mask.size
+
+    def _counted(self, y: np.ndarray) -> np.ndarray:
+        """Outputs `(s, *event)` as rows of `x`."""
+        if self.data_sets:
+            return y.reshape(len(y), len(self.mask), -1)[:, self.mask]
+        y = y.reshape(-1, *self.mask.shape)
+        if self.mask.all():
+            return y
+        return y[:, self.mask] if self.rows_in_part else y[:, self.mask.reshape(len(self.mask), -1).all(axis=1)]
+
+    @property
+    def rows_in_part(self) -> bool:
+        """A row of an output was observed in part, so that `x` is a table of numbers."""
+        rows = self.mask.reshape(*self.mask.shape[:1], -1)
+        return not self.data_sets and bool(rows.ndim == 2 and (rows.any(axis=1) != rows.all(axis=1)).any())
+
+    def require_rows(self, what: str) -> None:
+        """Raise where `what` would get numbers in place of outputs of the simulator's shape."""
+        checks.require(
+            not self.rows_in_part,
+            f"{self.mask.size - self.mask.sum()} of {self.mask.size} numbers of the observation are NaN, not observed, "
+            f"and rows of it were observed in part, which {what} cannot compare. Leave it out where the engine has its "
+            "own, leave out whole rows, or use KELFI.",
+        )
+
+    def require_one_length(self, what: str) -> None:
+        """Raise where `what` would get outputs of any length."""
+        checks.require(
+            not self.ragged,
+            f"The outputs are of any length (ragged=True), which {what} here does not compare. Use KELFI with "
+            "form=KernelStatistics(EmpiricalMeasureRule()), or DistributionRegressionABC, KernelABC or KernelBayes "
+            "with kernel=EmpiricalMeasureRule(), for data sets; SignatureRule() for series.",
+        )
+
+    def statistics(self, x: np.ndarray) -> np.ndarray:
+        """Outputs `(k, *event)` as numbers `(k, q)`: of data sets under plates, and of outputs of any length, the mean
+        and log standard deviation of each column, this at least a hundredth of that over all simulations; of the
+        latter the log length, too."""
+        if not (self.ragged or self.data_sets):
+            return x.reshape(len(x), -1)
+        rows, simulated = (outputs.reshape(*outputs.shape[:2], -1) for outputs in (x, self.x))
+        least = np.maximum(0.01 * np.nanstd(simulated, axis=(0, 1)), 1e-300)
+        found = [np.nanmean(rows, axis=1), np.log(np.maximum(np.nanstd(rows, axis=1), least))]
+        return np.concatenate([*found, log_lengths(x)[:, None]] if self.ragged else found, axis=1)
+
+    @cached_property
+    def simulated_statistics(self) -> np.ndarray:
+        """`statistics` of the simulations, `(m, q)`."""
+        return self.statistics(self.x)
+
+    def as_data_sets(self, x: np.ndarray) -> np.ndarray:
+        """Outputs `(k, *event)` as data sets `(k, n, d)`."""
+        self.require_rows("a discrepancy between data sets")
+        self.require_one_length("a discrepancy between data sets")
+        checks.require(
+            x.ndim in (2, 3),
+            f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n "
+            "draws under a plate.",
+        )
+        return x[..., None] if x.ndim == 2 else x
+
+    def in_order(self, x: np.ndarray) -> np.ndarray:
+        """Outputs `(k, *event)` as rows of numbers, scalar draws along plates in the order of their values."""
+        return np.sort(x[..., 0], axis=1) if self.data_sets else x.reshape(len(x), -1)
+
+    def draws(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of all data sets, `(m * n, d)`, and the coordinates of the parameters of each, `(m * n, D)`."""
+        x = self.as_data_sets(self.x)
+        return np.concatenate(x), np.repeat(self.z, x.shape[1], axis=0)
+
+    def kernels(self, given: Kernel | KernelRule | None, rule: LengthScaleRule | None) -> list[Kernel]:
+        """Kernels on outputs to choose from: the one that is given, or the candidates of a rule.
+
+        When left out a Gaussian with a length scale for each number of the output; on data sets `(m, n, d)` under
+        plates `exp(-MMD^2 / (2 l^2))`, with the median of the MMD as `l` and a Gaussian kernel inside, then a wider
+        one. On outputs of any length each is multiplied by one on their lengths.
+        """
+        if given is None:
+            self.require_one_length("the kernel that is chosen")
+            if self.data_sets:
+                measure = EmpiricalMeasureRule(rule or MedianHeuristic(), 1.0)
+                return and_a_wider_one(measure(self.as_data_sets(self.x), self.z))
+            each = rule or MedianHeuristic(per_dimension=True)
+            return [Gaussian(each(self.x.reshape(len(self), -1), self.z))]
+        self.require_rows("a kernel of your own")
+        kernels = given.candidates(self.x, self.z) if isinstance(given, KernelRule) else [given]
+        if not self.ragged:
+            return kernels
+        for kernel in kernels:
+            require_any_length(kernel)
+        logs = log_lengths(self.x)[:, None]
+        if not np.ptp(logs):
+            return kernels
+        scale = float(median_heuristic(logs, ties=False))
+        return [kernel if isinstance(kernel, WithLength) else WithLength(kernel, scale) for kernel in kernels]
+
+
+def observed_part(problem: Problem) -> np.ndarray:
+    """What counts of the observation at the one simulator site of a model, as `ReferenceTable.mask`."""
+    site = problem.simulators[problem.site()]
+    if site.simulator.batch_shape:
+        return site.mask.ravel()
+    return ~np.isnan(np.asarray(site.observed)) | site.simulator.ragged
+
+
+def check_model(problem: Problem, engine: str) -> None:
+    """Refuse models that do not consist of one observed simulator site, before any simulation is run."""
+    checks.require(
+        len(problem.simulators) == 1 and not problem.likelihoods,
+        f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator "
+        f"sites {list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is "
+        "observed into one simulator.",
+    )
+    name = next(iter(problem.observations))
+    site = problem.simulators[name]
+    site.check_observed(name)
+    site.require_no_gaps(name, engine)
+    plates, groups = bool(site.simulator.batch_shape), site.simulator.groups
+    partly = plates and bool(np.isnan(site.counted(np.asarray(site.observed))).any())
+    refused = {
+        f"has {site.censored} entries known to lie in intervals (Simulator.within)": site.censored > 0,
+        "has draws along plates that are of any length (ragged=True)": plates and site.simulator.ragged,
+        "has draws along plates that were observed in part, with NaN for some of their numbers": partly,
+        "is masked as a whole: the posterior is the prior": not site.mask.any(),
+        f"is scaled by {site.scale}, and there is no likelihood to raise to that power": np.any(site.scale != 1.0),
+        f"has parameters that vary along plates of shape {groups}": any(size != 1 for size in groups),
+    }
+    for what, found in refused.items():
+        checks.require(
+            not found,
+            f"The observation at {name!r} {what}; {engine} compares whole data sets of one parameter. Use KELFI, or "
+            "another model.",
+        )
+    checks.require(
+        "weight" not in {*problem.latents, *problem.deterministics},
+        "A site of the model is called 'weight', as `get_weights` and ArviZ call the weights of the simulations. Give "
+        "it another name.",
+    )
