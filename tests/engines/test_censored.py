@@ -143,7 +143,7 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match="`low` must be below `high`"):
             kme.Simulator(six, theta).within(low, high)
     y = np.where(np.arange(6) == 0, np.nan, 1.0)
-    with pytest.raises(ValueError, match="known to lie in intervals .*KernelABC compares"):
+    with pytest.raises(ValueError, match=r"known to lie in intervals .*KernelABC compares"):
         kme.KernelABC(bounded, 100, progress_bar=False).run(KEY, x=y)
     with pytest.raises(NotImplementedError, match=r"Use form=ResidualKernelMeans\(\)"):
         known = Hyperparameters(Gaussian(1.0), Gaussian(np.ones(6)), np.array(0.01))
