@@ -27,7 +27,7 @@ kernels      jax numpy scipy
 embeddings   jax numpy scipy
 models       jax numpy scipy numpyro
 simulators   jax numpy scipy numpyro
-simulations  jax numpy tqdm zarr cloudpickle xarray
+simulations  jax numpy joblib tqdm zarr cloudpickle xarray
 samplers     jax numpy
 likelihoods  jax numpy scipy
 losses       jax numpy scipy ot

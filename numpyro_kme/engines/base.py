@@ -17,7 +17,7 @@ from numpyro_kme.engines.posteriors import Conditional, Posteriors
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.models import outputs
 from numpyro_kme.models.problem import Problem, SimulatorSite
-from numpyro_kme.simulations.fingerprint import fingerprint
+from numpyro_kme.simulations.fingerprint import is_another
 from numpyro_kme.simulations.simulate import Plan
 
 
@@ -313,7 +313,7 @@ def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
     covariates or parameters of their own, and by the fingerprint of a new function."""
     fns, own = (old.simulator.fn, new.simulator.fn), old.simulator.groups and new.simulator.groups
     return (not own and _others(old.simulator.arguments, new.simulator.arguments)) or (
-        fns[0] != fns[1] and len({str(fingerprint({"": fn}).parts) for fn in fns}) > 1
+        fns[0] != fns[1] and is_another(*fns)
     )
 
 

@@ -197,7 +197,7 @@ class PosteriorBootstrap(Engine, Settings):
         """The model as a generator, and the prior; those of an earlier run again, with their compiled programs, where
         only the data have changed, and neither settings of theirs nor anything that the model refers to."""
         iid = IidModel.read(self.model, args, kwargs)
-        code, engine, centering = fingerprint({"model": self.model}).parts, self._settings(), self.centering
+        code, engine, centering = fingerprint({"model": self.model}), self._settings(), self.centering
         names = "covariates", "concentration", "centering", "truncation"
         for earlier in [last, *RECENT] if last else RECENT.copy():
             if (

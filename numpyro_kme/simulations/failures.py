@@ -125,6 +125,9 @@ def timed_out(seconds) -> Failure:
 
 _NOTHING = "(nothing)"
 
+MOST = 5
+"""Differences that an error names."""
+
 
 class StoreError(RuntimeError):
     """A store that cannot be read or written, or that belongs to other simulations."""
@@ -168,15 +171,16 @@ def alone(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def differences(stored: Mapping, asked: Mapping, changed: Mapping | None = None) -> list[str]:
-    """What differs between settings, in words; `changed` is as good as what is stored."""
-    stored, asked, changed = _flat(stored), _flat(asked), changed or {}
-    told = [
+def differences(stored: Mapping, asked: Mapping) -> str:
+    """The first differences between settings, in words."""
+    stored, asked = _flat(stored), _flat(asked)
+    found = [
         _difference(key, stored.get(key, _NOTHING), asked.get(key, _NOTHING))
         for key in sorted({*stored, *asked})
-        if asked.get(key, _NOTHING) not in (before := stored.get(key, _NOTHING), changed.get(key, before))
+        if stored.get(key, _NOTHING) != asked.get(key, _NOTHING)
     ]
-    return sorted(told, key=lambda sentence: ":" not in sentence)  # first what a person can read
+    rest = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+    return "; ".join(found[:MOST] + rest)
 
 
 def _difference(key: str, stored: Any, asked: Any) -> str:
@@ -184,11 +188,6 @@ def _difference(key: str, stored: Any, asked: Any) -> str:
         return f"{key} is {'no more' if asked is _NOTHING else 'new'}"
     digests = str(stored).startswith("#") and str(asked).startswith("#")
     return f"{key} differs" if digests else f"{key}: {stored} in the store, {asked} now"
-
-
-def first(told: list[str]) -> list[str]:
-    """The first five, and how many more there are."""
-    return told if len(told) <= 6 else [*told[:5], f"and {len(told) - 5} more"]
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

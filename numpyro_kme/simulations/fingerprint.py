@@ -1,265 +1,205 @@
-"""A fingerprint of callables: digests of their code and of all that it holds and names, alike in every process."""
+"""A fingerprint of callables by value: joblib's hash of their source, and of all that they hold and name."""
 
-import copyreg
-import dis
+import ast
+import dataclasses
 import functools
-import hashlib
 import inspect
-import re
 import sys
+import textwrap
 import types
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from joblib.hashing import NumpyHasher
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.models import simulator_functions
-from numpyro_kme.simulations import fingerprint_names as named
 
 _NUMBERS = (type(None), bool, int, float, complex)
-_PLAIN = (*_NUMBERS, str, bytes, bytearray, range, slice, type(...), type(NotImplemented))
-_KINDS = CO_VARARGS | CO_VARKEYWORDS | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
-_OF_NO_EFFECT = re.compile(
-    r"_abc_impl|__(dict|weakref|doc|module|qualname|annotations|annotate\w*|firstlineno|static_attributes"
-    r"|abstractmethods|match_args|dataclass_fields|dataclass_params|orig_bases|parameters|slotnames)__"
-)
-"""What a class has beside what its author wrote."""
 
 
-_new = copyreg.__newobj__  # type: ignore[attr-defined]
-"""What pickle makes objects with that have no way of their own."""
+class UnreadableError(ValueError):
+    """A function, or a value that it holds, that has no fingerprint."""
 
 
-class Fingerprint(NamedTuple):
-    """What simulations depend on in a program.
+def fingerprint(roots: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the parts of callables `{what: callable}`, such as "closure variable `sd` of `walk`".
 
-    Attributes:
-        parts: `{part: digest}`, such as "closure variable `sd` of `walk`"; a number stands for itself.
-        versions: `{package: version}` of those that are met, and of Python, whose bytecode the digests are of.
+    Seen are the source without comments; closures, defaults and attributes of functions; the globals that the code
+    names, and those of the user's own modules; `functools.partial`, `functools.wraps`, `jax.jit`, bound methods;
+    classes; the state of any object, as pickle would have it; arrays by dtype, shape and bytes. What belongs to Python
+    or to an installed package counts by its name. A number stands for itself.
+
+    Not seen are files, programs and environment variables that the code uses, modules that a function imports itself,
+    and attributes that it finds by a computed name.
+
+    Raises:
+        UnreadableError: For source that cannot be read, and values that cannot be pickled, such as locks.
     """
-
-    parts: dict[str, str]
-    versions: dict[str, str]
-
-
-def fingerprint(roots: Mapping[str, Any]) -> Fingerprint:
-    """The parts of callables `{what: callable}`, and of all that is met from there.
-
-    Seen are the bytecode, which has no comments, docstrings or line numbers; closures, defaults and attributes of
-    functions; the globals that the code names, and what it imports or names of the user's own modules;
-    `functools.partial`, `functools.wraps`, `jax.jit`, bound methods; classes; the state of any object, as pickle would
-    have it; arrays by dtype, shape and bytes. What belongs to Python or to an installed package counts by its name, and
-    the package by its version.
-
-    Not seen are files, programs and environment variables that the code uses, attributes that it finds by a computed
-    name, and what cannot be pickled (locks, open files, objects of C libraries), of which only the type counts.
-    """
-    reader = _Reader()
-    parts = reader.parts(roots)
-    return Fingerprint(parts, dict(sorted(reader.versions.items())))
+    found = {}
+    for what, root in roots.items():
+        found |= {f"{what}: {part}": _readable(value) or _digest(value) for part, value in _opened(root).items()}
+    return found
 
 
-class _Node(NamedTuple):
-    """A value taken apart.
-
-    Attributes:
-        tag: All that the value is beside its children.
-        children: `(what, name, value)` of each.
-        opened: Whether the children are parts of their own, for a person to read.
-        ordered: Whether the order of the children counts.
-    """
-
-    tag: str
-    children: tuple[tuple[str, str, Any], ...] = ()
-    opened: bool = False
-    ordered: bool = True
+def is_another(one: Any, other: Any) -> bool:
+    """Whether two callables differ, or cannot be compared."""
+    try:
+        return fingerprint({"": one}) != fingerprint({"": other})
+    except UnreadableError:
+        return True
 
 
-class _Reader:
-    def __init__(self) -> None:
-        self.versions = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-        self._nodes: dict[int, tuple[Any, _Node]] = {}  # with the values, so that no address is used again
-        self._digests: dict[int, str] = {}
-        self._open: dict[int, int] = {}
+def _opened(root: Any) -> dict[str, Any]:
+    """Parts of a callable that a person can tell apart."""
+    if isinstance(root, functools.partial):
+        given = {**dict(enumerate(root.args)), **root.keywords}
+        return {**_opened(root.func), **{f"argument `{name}`": value for name, value in given.items()}}
+    if isinstance(root, types.MethodType):
+        return {**_opened(root.__func__), **_opened(root.__self__)}
+    if isinstance(root, types.FunctionType):
+        return _parts_of_function(root)
+    if not hasattr(root, "__dict__") or isinstance(root, type) or _is_installed(type(root).__module__):
+        return {simulator_functions.name(root): root}
+    known = _parts(root) or {"class": type(root), **vars(root)}
+    return {"class": known.pop("class"), **{f"attribute `{name}`": value for name, value in known.items()}}
 
-    def parts(self, roots: Mapping[str, Any]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        names: dict[int, str] = {}
-        queue = deque[tuple[str, Any]]()
 
-        def add(part: str, name: str, value: Any) -> None:
-            node = self._node(value)
-            if not node.opened:
-                found[part] = _readable(value) or f"#{self.digest(value)}"
-            elif id(value) in names:
-                found[part] = f"`{names[id(value)]}`"
-            else:
-                while name in names.values():
-                    name += "'"
-                names[id(value)], found[part] = name, node.tag
-                queue.append((name, value))
+def _readable(value: Any) -> str:
+    """A number as it is written, and nothing for anything else."""
+    return repr(value) if type(value) in _NUMBERS or isinstance(value, np.number | np.bool_) else ""
 
-        for what, root in roots.items():
-            add(what, simulator_functions.name(root), root)
-        while queue:
-            owner, value = queue.popleft()
-            for what, name, child in self._node(value).children:
-                add(
-                    f"{what} `{name}` of `{owner}`" if name else f"{what} of `{owner}`",
-                    simulator_functions.name(child) if name in ("", "__wrapped__") else name,
-                    child,
-                )
-        return found
 
-    def digest(self, value: Any) -> str:
-        """Digest of a value and of all below it; where it holds itself, how far above that is."""
-        place = id(value)
-        if type(value) in _PLAIN:
-            return _digest(self._taken_apart(value).tag)
-        if place in self._open:
-            return f"circle of {len(self._open) - self._open[place]}"
-        if place not in self._digests:
-            node = self._node(value)
-            self._open[place] = len(self._open)
-            lines = [f"{what} {name!r} {self.digest(child)}" for what, name, child in node.children]
-            del self._open[place]
-            self._digests[place] = _digest("\n".join([node.tag, *(lines if node.ordered else sorted(lines))]))
-        return self._digests[place]
+def _digest(value: Any) -> str:
+    try:
+        return f"#{_Hasher().hash(value)[:16]}"
+    except UnreadableError:
+        raise
+    except Exception as error:
+        raise checks.explained(
+            f"{value!r} has no fingerprint: {error} ({type(error).__name__}). Say by `version=` which simulator this "
+            "is, such as version=1.",
+            UnreadableError,
+        ) from error
 
-    def _node(self, value: Any) -> _Node:
-        if id(value) not in self._nodes:
-            self._nodes[id(value)] = value, self._taken_apart(value)
-        return self._nodes[id(value)][1]
 
-    def _taken_apart(self, value: Any) -> _Node:
-        kind = type(value)
-        if kind in _PLAIN:
-            return _Node(f"{kind.__name__} {value!r}")
-        if isinstance(value, jax.core.Tracer):
-            return _Node(f"traced {value.dtype} {value.shape}")
-        if isinstance(value, np.ndarray | np.generic | jax.Array):
-            return _array(value)
-        if kind in (tuple, list):
-            return _Node(f"{kind.__name__} of {len(value)}", _entries(value))
-        if kind in (set, frozenset):
-            return _Node(kind.__name__, _entries(value), ordered=False)
-        if kind in (dict, types.MappingProxyType):
-            return _Node("dict", _entries(value.items()), ordered=False)
-        if isinstance(value, types.ModuleType):
-            return self._installed(value.__name__) or _Node(f"module {value.__name__}")
-        if isinstance(value, types.CodeType):
-            return _Node("\n".join(self._steps(value)))
-        return self._named(value) or self._callable(value) or self._object(value)
+class _Hasher(NumpyHasher):
+    """Hash the user's functions and classes by their parts; joblib and pickle hash them by name."""
 
-    def _installed(self, module: str, what: str = "") -> _Node | None:
-        """Something of an installed module: by its name."""
-        if not named.is_installed(module):
-            return None
-        package = module.partition(".")[0]
-        if package not in sys.stdlib_module_names:
-            self.versions[package] = named.version_of(package)
-        return _Node(f"{module} {what}")
+    def save(self, obj: Any) -> None:
+        """Save functions of C by name, and not the random generator that some are methods of."""
+        super().save(obj.__qualname__ if isinstance(obj, types.BuiltinFunctionType) else obj)
 
-    def _named(self, value: Any) -> _Node | None:
-        """Something that an installed module has under a name: a function, a class, or an object beside its class."""
-        module = getattr(value, "__module__", None) or type(value).__module__
-        if not isinstance(module, str) or module not in sys.modules or not named.is_installed(module):
-            return None
-        home = vars(sys.modules[module])
-        names = [name for name, item in home.items() if item is value]
-        path = getattr(value, "__qualname__", None)
-        if not names and isinstance(path, str):
-            first, *rest = path.split(".")
-            names = [path] if functools.reduce(lambda v, n: getattr(v, n, None), rest, home.get(first)) is value else []
-        return self._installed(module, min(names)) if names else None
+    def save_set(self, set_items: Any) -> None:
+        """Save a set by the digests of its members, whose order no process shares with another."""
+        self.save_reduce(types.SimpleNamespace, (), sorted(map(_digest, set_items)))
 
-    def _callable(self, value: Any) -> _Node | None:
-        if isinstance(value, types.FunctionType):
-            return self._function(value)
-        if isinstance(value, types.MethodType):
-            return self._around("method", value.__func__, [("instance", "", value.__self__)])
-        if isinstance(value, functools.partial):
-            arguments = [*enumerate(value.args), *sorted(value.keywords.items())]
-            return self._around("partial", value.func, [("argument", str(name), item) for name, item in arguments])
-        written = isinstance(inspect.getattr_static(type(value), "__call__", None), types.FunctionType)
-        if inspect.getattr_static(value, "__wrapped__", None) is not None and not written:
-            return self._around(type(value).__name__, value.__wrapped__, [])  # jax.jit, lru_cache, staticmethod
-        if isinstance(value, type):
-            bases = [("base", base.__name__, base) for base in value.__bases__ if base is not object]
-            members = [
-                ("attribute", f"{value.__name__}.{name}", item)
-                for name, item in sorted(vars(value).items())
-                if not (_OF_NO_EFFECT.fullmatch(name) or isinstance(item, types.MemberDescriptorType))  # a slot
-            ]
-            return _Node(f"class {value.__name__}", (*bases, *members), opened=True)
-        if isinstance(value, property):
-            return _Node("property", tuple(("function", "", fn) for fn in (value.fget, value.fset, value.fdel)))
+    dispatch = {**NumpyHasher.dispatch, set: save_set, frozenset: save_set}
+
+    def reducer_override(self, value: Any) -> Any:
+        """Reduce a value to what counts of it; `NotImplemented` leaves it to pickle."""
+        if type(value) in (*_NUMBERS, str, bytes, tuple, list, dict) or value is types.SimpleNamespace:
+            return NotImplemented
+        parts = _name(value) or _parts(value)
+        return NotImplemented if parts is None else (types.SimpleNamespace, (), parts)
+
+
+def _name(value: Any) -> str | None:
+    """Name of what an installed module has under one."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    module = getattr(value, "__module__", None) or type(value).__module__
+    if not isinstance(module, str) or not _is_installed(module) or module not in sys.modules:
         return None
-
-    def _around(self, what: str, fn: Any, held: list[tuple[str, str, Any]]) -> _Node:
-        """Something that calls a function, with what it holds beside."""
-        inner = self._node(fn)
-        children = inner.children if inner.opened else (("function", "", fn),)
-        return _Node(f"{what} of {inner.tag if inner.opened else 'function'}", (*children, *held), opened=True)
-
-    def _function(self, fn: types.FunctionType) -> _Node:
-        code, default = fn.__code__, fn.__defaults__ or ()
-        positional = code.co_varnames[: code.co_argcount]
-        closure = zip(code.co_freevars, map(_content, fn.__closure__ or ()))
-        held = [
-            *(("closure variable", name, value) for name, value in closure),
-            *(("default", name, value) for name, value in zip(positional[len(positional) - len(default) :], default)),
-            *(("default", name, value) for name, value in sorted((fn.__kwdefaults__ or {}).items())),
-            *(("attribute", name, value) for name, value in sorted(vars(fn).items())),
-        ]
-        module = fn.__globals__.get("__name__") or ""  # of the code, whatever functools.wraps says
-        if home := self._installed(module, code.co_qualname):
-            return _Node(f"function {home.tag}", tuple(held), opened=True)
-        known = (("global", name, value) for name, value in sorted(named.globals_of(fn).items()))
-        return _Node("function", (("code", "", code), *held, *known), opened=True)
-
-    def _steps(self, code: types.CodeType) -> Iterator[str]:
-        """What a code object does, one instruction a line; a docstring is a constant that no instruction loads."""
-        count = code.co_argcount + code.co_kwonlyargcount
-        yield f"{code.co_varnames[:count]} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags & _KINDS}"
-        for step in dis.get_instructions(code):
-            yield f"{step.opname} {self.digest(step.argval)}"
-        yield code.co_exceptiontable.hex()
-
-    def _object(self, value: Any) -> _Node:
-        """The state of any object, as pickle would have it; of one that cannot be pickled, its type and attributes."""
-        kind = type(value)
-        installed = self._installed(kind.__module__) is not None
-        tag = f"{kind.__module__}.{kind.__qualname__}" if installed else kind.__qualname__
-        fields = compat.fields(value)
-        reduced: Any = _new, (kind,), fields or getattr(value, "__dict__", None)
-        if not fields:
-            with suppress(Exception):
-                reduced = copyreg.dispatch_table.get(kind, lambda v: v.__reduce_ex__(4))(value)
-        if isinstance(reduced, str):
-            return _Node(f"{tag} {reduced}")
-        whole: tuple[Any, ...] = (*reduced, None, None, None)
-        make, arguments, state, items, pairs = whole[:5]
-        attributes, other = _attributes(state)
-        held: list[tuple[str, str, Any]] = [
-            *(("attribute", name, item) for name, item in sorted(attributes.items()) if not named.is_dunder(name)),
-            *([("state", "", other)] if other is not None else []),
-            *_entries(items or ()),
-            *([("entries", "", dict(pairs))] if pairs is not None else []),
-            *([("maker", "", make)] if make is not _new else []),
-            *(("argument", "", argument) for argument in arguments if argument is not kind),
-            *([("type", f"class {kind.__name__}", kind)] if not installed else []),
-        ]
-        return _Node(tag, tuple(held), opened=bool(attributes) and (callable(value) or not installed))
+    names = [name for name, item in vars(sys.modules[module]).items() if item is value]
+    return f"{module}.{min(names)}" if names else None
 
 
-def _entries(items: Iterable) -> tuple[tuple[str, str, Any], ...]:
-    return tuple(("entry", "", item) for item in items)
+def _parts(value: Any) -> dict[str, Any] | None:
+    """Parts of a function, of what wraps one, a class, a distribution, or a JAX array; None for anything else."""
+    if isinstance(value, types.FunctionType):
+        return _parts_of_function(value)
+    if isinstance(value, staticmethod | classmethod | functools.cached_property):
+        return {"function": getattr(value, "__func__", None) or value.func}
+    if isinstance(value, property):
+        return {"functions": (value.fget, value.fset, value.fdel)}
+    if isinstance(value, type) and not _is_installed(value.__module__):
+        own = {name: item for name, item in vars(value).items() if _is_written(name, item)}
+        return {"name": value.__qualname__, "bases": value.__bases__, **own}
+    if isinstance(value, jax.Array):
+        return {"array": np.asarray(jax.random.key_data(value) if checks.is_key(value) else value)}
+    in_python = isinstance(inspect.getattr_static(type(value), "__call__", None), types.FunctionType)
+    if not in_python and inspect.getattr_static(value, "__wrapped__", None) is not None:
+        return {"wrapper": type(value).__name__, "function": value.__wrapped__}  # jax.jit, lru_cache
+    fields = compat.fields(value)
+    if fields is None and dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None if fields is None else {"class": type(value), **fields}
+
+
+def _parts_of_function(fn: types.FunctionType) -> dict[str, Any]:
+    parameters = inspect.signature(fn, follow_wrapped=False).parameters.values()
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or ())
+    held = {
+        **{f"closure variable `{name}`": _content(cell) for name, cell in cells},
+        **{f"default `{p.name}`": p.default for p in parameters if p.default is not p.empty},
+        **{f"attribute `{name}`": value for name, value in vars(fn).items()},
+    }
+    module = fn.__globals__.get("__name__") or ""  # of the code, whatever functools.wraps says
+    if _is_installed(module):
+        return {"name": f"{module}.{fn.__code__.co_qualname}", **held}
+    known = {f"global `{name}`": value for name, value in _globals(fn)}
+    return {"source": _source(fn.__code__, fn.__code__.co_filename), **held, **known}
+
+
+@functools.lru_cache(maxsize=1024)
+def _source(code: types.CodeType, file: str) -> str:
+    """Source of a function without comments and line breaks, as it was when it was first asked for.
+
+    The same code in another file is another source: codes of functions that differ by their defaults are equal.
+    """
+    try:
+        text = textwrap.dedent("".join(inspect.getsourcelines(code)[0]))
+    except (OSError, TypeError) as error:
+        raise checks.explained(
+            f"The source of `{code.co_qualname}` cannot be read, by which a store recognises a simulator. Say by "
+            "`version=` which one this is, such as version=1, or write it in a file or a notebook.",
+            UnreadableError,
+        ) from error
+    checks.require(
+        code.co_name != "<lambda>" or text.count("lambda") == 1,
+        f"Several functions in one statement cannot be told apart: {text.strip()!r}. Write them in statements of their "
+        "own, or say by `version=` which simulator this is, such as version=1.",
+        UnreadableError,
+    )
+    with suppress(SyntaxError):  # a part of an expression
+        return ast.unparse(ast.parse(text))
+    return text.strip()
+
+
+def _globals(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The globals that a function names, and what it names of the user's modules, without those that it assigns."""
+    names = {name for code in _codes(fn.__code__) for name in code.co_names}
+    known = [(name, fn.__globals__[name]) for name in sorted(names & set(fn.__globals__))]
+    seen: list[types.ModuleType] = []
+    while known:
+        name, value = known.pop(0)
+        if not isinstance(value, types.ModuleType) or _is_installed(value.__name__):
+            yield name, value
+        elif value not in seen:
+            seen.append(value)
+            known += [(f"{value.__name__}.{own}", vars(value)[own]) for own in sorted(names & set(vars(value)))]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -267,29 +207,19 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
 
 
-def _attributes(state: Any) -> tuple[dict[str, Any], Any]:
-    """Attributes by name, of a dictionary and of slots, and whatever else a state is."""
-    halves = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-    if all(half is None or (isinstance(half, dict) and all(isinstance(k, str) for k in half)) for half in halves):
-        return {**(halves[0] or {}), **(halves[1] or {})}, None
-    return {}, state
+def _is_written(name: str, item: Any) -> bool:
+    """Whether an author, and not Python or a decorator of classes, put an item into a class."""
+    if isinstance(item, types.FunctionType):
+        return inspect.unwrap(item).__code__.co_filename != "<string>"  # as dataclasses make them
+    kept = name != "_abc_impl" and not (name.startswith("__") and name.endswith("__"))
+    return kept and not isinstance(item, types.MemberDescriptorType)
 
 
-def _array(value: Any) -> _Node:
-    if checks.is_key(value):
-        return _Node(f"keys {value.dtype}", (("data", "", jax.random.key_data(value)),))
-    tag = f"{'jax' if isinstance(value, jax.Array) else type(value).__name__} {value.dtype} {value.shape}"
-    host = np.asarray(value)
-    if host.dtype.hasobject:
-        return _Node(tag, (("entries", "", host.tolist()),))
-    return _Node(f"{tag} {hashlib.sha256(np.ascontiguousarray(host).data).hexdigest()}")
-
-
-def _readable(value: Any) -> str:
-    """A number as it is written, and nothing for anything else."""
-    written = repr(value) if type(value) in _NUMBERS or isinstance(value, np.number | np.bool_) else ""
-    return written if len(written) <= 40 else ""
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+@functools.lru_cache(maxsize=1024)
+def _is_installed(module: str) -> bool:
+    """Whether a module belongs to Python, to this package or to an installed one, rather than to the user."""
+    package = module.partition(".")[0]
+    if package in sys.stdlib_module_names or package == "numpyro_kme":
+        return package != "__main__"
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in (module, package))
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(next(filter(None, files), "")).parts)

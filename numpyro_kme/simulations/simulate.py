@@ -70,9 +70,8 @@ def simulate(
             there; a larger `num_simulations` adds to it; another model, simulator, key or `Retry.times` is refused,
             with what differs. A fingerprint sees code, closures, defaults, globals, arrays and the state of objects,
             and not the files, programs and environment variables that a simulator uses.
-        version: Of the simulator, such as `2` or `"with drag"`, kept in the store: another one is another simulator,
-            where the fingerprint cannot see it. With the same version the store is taken whatever the code, with a
-            warning that says what differs.
+        version: Version of the simulator, such as `2` or `"with drag"`, in place of the fingerprint: another one is
+            another simulator, and the store of the same one is taken whatever the code.
         progress_bar: Show a bar, except where the environment variable `CI` is set.
         block_size: How many JAX simulations run together. Another size changes their last digits.
     Raises:
@@ -203,13 +202,11 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
     """What simulations depend on, beside the parameters that a store holds: key, code, shapes, precision."""
     simulators = _simulators(problem)
     roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()}
-    found = fingerprint(roots | {"model": problem.model})
-    told = {} if plan.missing is None else {"missing": str(plan.missing)}
-    return told | {
+    given = {} if plan.missing is None else {"missing": str(plan.missing)}
+    return given | {
         "key": np.asarray(random.key_data(rng_key) if checks.is_key(rng_key) else rng_key).tolist(),
         "version": None if plan.version is None else str(plan.version),
-        "code": found.parts,
-        "packages": found.versions,
+        "code": fingerprint(roots | {"model": problem.model}) if plan.version is None else {},
         "retries": retries(plan.on_failure),
         "block size": plan.block_size,
         "float64": jnp.result_type(float) == jnp.float64,

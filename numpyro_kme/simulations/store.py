@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme.simulations.failures import Failure, StoreError, alone, damaged, differences, first, writing
+from numpyro_kme.simulations.failures import Failure, StoreError, alone, damaged, differences, writing
 
 FORMAT = 1
 """Number of the layout of a store."""
@@ -267,33 +267,25 @@ class Store:
                 raise damaged(self.path, f"{name} has shape {array.shape} where there are {self.count} simulations")
 
     def _require(self, settings: Mapping[str, Any]) -> None:
-        """Refuse other settings; other code is taken with a warning if its author says that it is the same version."""
-        stored, asked = dict(self.settings), json.loads(json.dumps(settings))
-        changed = stored.pop("code now", {})
-        code = differences(stored.pop("code", {}), asked.pop("code"), changed)
-        packages = differences(stored.pop("packages", {}), asked.pop("packages"))
-        others = differences(stored, asked)
-        if others or (code and asked["version"] is None):
-            told = "; ".join([*others, *first(code), *(packages if code else [])])
-            raise checks.explained(
-                f"The store {self.path} holds simulations of another configuration: {told}. Give another path, or put "
-                "back what differs; Simulations.from_arviz reads those simulations as they are. What else is to count "
-                "as the same simulator, or as another one, can be said from the start by simulate(..., version=...).",
-                StoreError,
-            )
-        if code or packages:
-            checks.warn(
-                f"The store {self.path} is taken, though since it was begun this differs: "
-                f"{'; '.join([*first(code), *packages])}. Give another path if that makes other simulations."
-            )
+        """Refuse other settings; code that changed while it ran counts as it was and as it came out."""
+        stored, asked = self.settings, json.loads(json.dumps(settings))
+        code, after, now = stored.pop("code"), stored.pop("code after", {}), asked.pop("code")
+        code |= {part: digest for part, digest in after.items() if now.get(part) == digest}
+        told = differences(stored, asked) or differences(code, now)
+        checks.require(
+            not told,
+            f"The store {self.path} holds simulations of another configuration: {told}. Give another path, or put "
+            "back what differs; Simulations.from_arviz reads those simulations as they are. What else is to count "
+            "as the same simulator, or as another one, can be said from the start by simulate(..., version=...).",
+            StoreError,
+        )
 
     def admit(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Take note of what a simulator changed in itself during a run, a counter or a cache: that is no other
-        simulator."""
-        changed = {part: digest for part, digest in after["code"].items() if before["code"].get(part) != digest}
+        """Take note of what a simulator changed in itself during a run, a counter or a cache."""
+        changed = dict(after["code"].items() - before["code"].items())
         if changed:
             settings = self.settings
-            settings["code now"] = settings.get("code now", {}) | changed
+            settings["code after"] = settings.get("code after", {}) | changed
             with writing(self.path, lambda: "It keeps the simulations that were written."):
                 self._root.attrs["settings"] = json.dumps(settings)
 
