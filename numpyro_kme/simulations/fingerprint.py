@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from joblib.hashing import NumpyHasher
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.models import simulator_functions
@@ -76,7 +75,7 @@ def _readable(value: Any) -> str:
 
 def _digest(value: Any) -> str:
     try:
-        return f"#{_Hasher().hash(value)[:16]}"
+        return f"#{_hasher()().hash(value)[:16]}"
     except UnreadableError:
         raise
     except Exception as error:
@@ -87,25 +86,30 @@ def _digest(value: Any) -> str:
         ) from error
 
 
-class _Hasher(NumpyHasher):
-    """Hash the user's functions and classes by their parts; joblib and pickle hash them by name."""
+@functools.cache
+def _hasher() -> type:
+    """Hasher of the user's functions and classes by their parts; joblib and pickle hash them by name."""
+    from joblib.hashing import NumpyHasher
 
-    def save(self, obj: Any) -> None:
-        """Save functions of C by name, and not the random generator that some are methods of."""
-        super().save(obj.__qualname__ if isinstance(obj, types.BuiltinFunctionType) else obj)
+    class Hasher(NumpyHasher):
+        def save(self, obj: Any) -> None:
+            """Save functions of C by name, and not the random generator that some are methods of."""
+            super().save(obj.__qualname__ if isinstance(obj, types.BuiltinFunctionType) else obj)
 
-    def save_set(self, set_items: Any) -> None:
-        """Save a set by the digests of its members, whose order no process shares with another."""
-        self.save_reduce(types.SimpleNamespace, (), sorted(map(_digest, set_items)))
+        def save_set(self, set_items: Any) -> None:
+            """Save a set by the digests of its members, whose order no process shares with another."""
+            self.save_reduce(types.SimpleNamespace, (), sorted(map(_digest, set_items)))
 
-    dispatch = {**NumpyHasher.dispatch, set: save_set, frozenset: save_set}
+        dispatch = {**NumpyHasher.dispatch, set: save_set, frozenset: save_set}
 
-    def reducer_override(self, value: Any) -> Any:
-        """Reduce a value to what counts of it; `NotImplemented` leaves it to pickle."""
-        if type(value) in (*_NUMBERS, str, bytes, tuple, list, dict) or value is types.SimpleNamespace:
-            return NotImplemented
-        parts = _name(value) or _parts(value)
-        return NotImplemented if parts is None else (types.SimpleNamespace, (), parts)
+        def reducer_override(self, value: Any) -> Any:
+            """Reduce a value to what counts of it; `NotImplemented` leaves it to pickle."""
+            if type(value) in (*_NUMBERS, str, bytes, tuple, list, dict) or value is types.SimpleNamespace:
+                return NotImplemented
+            parts = _name(value) or _parts(value)
+            return NotImplemented if parts is None else (types.SimpleNamespace, (), parts)
+
+    return Hasher
 
 
 def _name(value: Any) -> str | None:
@@ -123,8 +127,10 @@ def _parts(value: Any) -> dict[str, Any] | None:
     """Parts of a function, of what wraps one, a class, a distribution, or a JAX array; None for anything else."""
     if isinstance(value, types.FunctionType):
         return _parts_of_function(value)
-    if isinstance(value, staticmethod | classmethod | functools.cached_property):
-        return {"function": getattr(value, "__func__", None) or value.func}
+    if isinstance(value, staticmethod | classmethod):
+        return {"function": value.__func__}
+    if isinstance(value, functools.cached_property):
+        return {"function": value.func}
     if isinstance(value, property):
         return {"functions": (value.fget, value.fset, value.fdel)}
     if isinstance(value, type) and not _is_installed(value.__module__):
