@@ -39,7 +39,7 @@ def fingerprint(roots: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         UnreadableError: For source that cannot be read, and values that cannot be pickled, such as locks.
     """
-    found = {}
+    found: dict[str, str] = {}
     for what, root in roots.items():
         found |= {f"{what}: {part}": _readable(value) or _digest(value) for part, value in _opened(root).items()}
     return found
@@ -56,8 +56,8 @@ def is_another(one: Any, other: Any) -> bool:
 def _opened(root: Any) -> dict[str, Any]:
     """Parts of a callable that a person can tell apart."""
     if isinstance(root, functools.partial):
-        given = {**dict(enumerate(root.args)), **root.keywords}
-        return {**_opened(root.func), **{f"argument `{name}`": value for name, value in given.items()}}
+        given = [*enumerate(root.args), *root.keywords.items()]
+        return {**_opened(root.func), **{f"argument `{name}`": value for name, value in given}}
     if isinstance(root, types.MethodType):
         return {**_opened(root.__func__), **_opened(root.__self__)}
     if isinstance(root, types.FunctionType):
