@@ -210,6 +210,9 @@ class KELFI(SimulationEngine):
         how, sites = (self.statistics, self.resolved_form, self.missing), problem.simulators
         return {site: _forms.form_of(site, sites[site].simulator, *how) for site in problem.observations}
 
+    def _fit(self, rng_key, problem, simulations):
+        return self._learn(rng_key, problem, simulations)
+
     def _learn(self, fit_key, problem: Problem, simulations: Simulations, history=()) -> LearntLikelihoods:
         """Learn from all simulations."""
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):

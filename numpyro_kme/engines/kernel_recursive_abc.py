@@ -83,18 +83,31 @@ class KernelRecursiveABC(SimulationEngine):
         checks.positive_number("tolerance", self.tolerance)
 
     def _infer(self, rng_key, args, kwargs):
+        simulate_key, fit_key = split(rng_key)
         problem = Problem.read(self.model, *args, **kwargs)
         self._check(problem)
         problem.require_continuous("KernelRecursiveABC, which herds points,")
-        start_key, coordinates_key, *keys = split(rng_key, self.num_iterations + 2)
-        latents = problem.draw(start_key, self.num_simulations).latents
+        posterior = self._fit(fit_key, problem, self._simulate(simulate_key, problem))
+        bare = self._settings()
+        bare.store = None
+        return RunAgain(bare), posterior
+
+    def _simulate(self, rng_key, problem, number=None):
+        """Simulate the first iteration, or take it."""
+        if self.simulations is not None:
+            return of_model(problem, self.simulations)
+        draw_key, simulate_key = split(rng_key)
+        return self._iteration(simulate_key, problem, problem.draw(draw_key, self.num_simulations).latents, 1)
+
+    def _fit(self, rng_key, problem, simulations):
+        """Iterate from the simulations of the first iteration; the points that come out, as a posterior."""
+        coordinates_key, *keys = split(rng_key, self.num_iterations + 1)
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         to_vectors, latents_at = vector_maps(problem, coordinates)
         centre, scale = np.zeros(1), np.ones(1)
-        path, deviations, made = [], [], []
+        path, deviations, made = [], [], [simulations]
         for number, key in enumerate(progress.progress(keys, "iterations", self.progress_bar), 1):
             simulate_key, herd_key = split(key)
-            made.append(self._iteration(simulate_key, problem, latents, number))
             table = ReferenceTable.read(coordinates, problem, made[-1])
             z = to_vectors(table.z, table.simulations.latents)
             if number == 1 and not coordinates.one_to_one:
@@ -106,7 +119,9 @@ class KernelRecursiveABC(SimulationEngine):
             latents = latents_at(z)
             path.append(z[0])
             deviations.append(z.std(axis=0))
-        posterior = PointPosterior(
+            if not last:
+                made.append(self._iteration(simulate_key, problem, latents, number + 1))
+        return PointPosterior(
             engine=type(self).__name__,
             samples={**latents, **problem.evaluate(latents).deterministics},
             groups={"observed_data": problem.observations},
@@ -121,14 +136,9 @@ class KernelRecursiveABC(SimulationEngine):
             problem=problem,
             estimate={name: np.asarray(value[0]) for name, value in latents.items()},
         )
-        bare = self._settings()
-        bare.store = None
-        return RunAgain(bare), posterior
 
     def _iteration(self, rng_key, problem: Problem, latents: Mapping, number: int) -> Simulations:
         """Simulations at the points of an iteration, counted from 1."""
-        if number == 1 and self.simulations is not None:
-            return of_model(problem, self.simulations)
         store = None
         if self.store is not None:
             folder = Path(self.store).expanduser()

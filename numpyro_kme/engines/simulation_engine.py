@@ -1,5 +1,6 @@
 """The engines that simulate by a plan: their settings, and the way from a model to its posterior."""
 
+import abc
 from dataclasses import KW_ONLY, dataclass, replace
 from os import PathLike
 from typing import Any, Protocol
@@ -73,9 +74,9 @@ class SimulationEngine(Engine):
         """The given simulations, checked to have the sites of the model with outputs of its shapes, or new ones."""
         return of_model(problem, self.plan.simulate(rng_key, problem, number))
 
-    def _fit(self, rng_key: jax.Array, problem: Problem, simulations: Simulations) -> Method:
-        """Learn what does not depend on the observation, but for what of it was masked."""
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _fit(self, rng_key: jax.Array, problem: Problem, simulations: Simulations) -> Any:
+        """Learn from simulations what does not depend on the observation, but for what of it was masked."""
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
