@@ -17,7 +17,7 @@ import os
 
 from benchmarks.helpers import report
 
-THEMES = ("bootstrap", "accuracy", "formulas")
+THEMES = ("bootstrap", "accuracy", "formulas", "speed")
 HEADING = "Rows"
 
 
