@@ -14,12 +14,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from jax._src import dtypes, literals
 from scipy.linalg import solve_triangular
 
 import numpyro_kme as kme
 from numpyro_kme import kernels
-from numpyro_kme._core import checks, compat, host, solves
+from numpyro_kme._core import checks, host, solves
 from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.kernels.low_rank import LowRank
@@ -346,7 +345,7 @@ def test_runs_and_fits_of_a_model_under_jit_raise_one_sentence():
 
 
 class TestWhatFunctionsCloseOver:
-    """The gateway cannot copy what a user's function closes over: JAX has to read it anew."""
+    """What a user's function closes over is read in the session's precision alone."""
 
     @pytest.mark.slow  # the priors are those of test_joint_normal_priors; test_doors runs KELFI under one
     def test_a_joint_normal_prior_and_covariates_beside_the_simulator(self):
@@ -369,9 +368,9 @@ class TestWhatFunctionsCloseOver:
         single = kernel(jnp.zeros(2), jnp.ones(2)), discrepancy(jnp.zeros(2), jnp.ones(2))
         squared = np.sum(weights * np.square(Z[:, None] - Z), axis=2)
         gram = LowRank.fit(kernels.FromCallable(kernel), Z).values
-        np.testing.assert_allclose(gram @ gram.T, np.exp(-squared), rtol=0.0, atol=1e-9)
+        np.testing.assert_allclose(gram @ gram.T, np.exp(-squared), rtol=0.0, atol=1e-6)  # float32, as it was written
         found = kme.abc.discrepancies_to(Z[0], Z, discrepancy)
-        np.testing.assert_allclose(found, squared[0], rtol=1e-14, atol=1e-15)
+        np.testing.assert_allclose(found, squared[0], rtol=1e-6, atol=1e-15)
         assert single == (kernel(jnp.zeros(2), jnp.ones(2)), discrepancy(jnp.zeros(2), jnp.ones(2)))
 
     def test_what_was_fitted_under_jit_and_again_on_the_host(self):
@@ -545,36 +544,6 @@ def test_a_key_of_another_kind_than_the_sessions_is_refused():
         checks.key(other)
         with pytest.raises(ValueError, match="is of the kind 'threefry2x32'"):
             checks.key(jax.random.key(0, impl="threefry2x32"))
-
-
-class TestHowJaxReadsArrays:
-    @pytest.mark.parametrize(("of", "name"), [(literals, "TypedNdArray"), (dtypes, "canonicalize_value_handlers")])
-    def test_where_its_private_names_moved_it_stays_as_it_is(self, of, name, monkeypatch):
-        monkeypatch.delattr(of, name)
-        assert not compat.read_arrays_in_present_precision()
-
-    def test_one_object_for_each_precision_while_it_lives(self):
-        array = np.arange(3.0)
-        single = dtypes.canonicalize_value(array)
-        assert single.dtype == np.float32 and dtypes.canonicalize_value(array) is single
-        with jax.enable_x64(True):
-            double = dtypes.canonicalize_value(array)
-            assert double.dtype == np.float64 and dtypes.canonicalize_value(array) is double
-        assert dtypes.canonicalize_value(array) is single
-
-    def test_a_program_of_the_users_in_both_precisions(self):
-        array = np.arange(3.0) / 3.0
-        program = jax.jit(lambda x: x * array)
-        single = program(np.float32(1.0))
-        with jax.enable_x64(True):
-            np.testing.assert_array_equal(program(np.float64(1.0)), array, strict=True)
-        assert single.dtype == program(np.float32(1.0)).dtype == np.float32
-
-    def test_another_array_at_the_same_place_is_another(self):
-        def last(value):
-            return float(jax.jit(lambda x: x + np.full(1000, value))(1.0)[-1])
-
-        assert [last(value) for value in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_keys_of_both_kinds_are_taken():

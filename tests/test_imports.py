@@ -139,6 +139,40 @@ def test_what_takes_long_to_import_is_loaded_where_it_is_used():
     assert not {name for name in loaded if name.startswith(late)}
 
 
+STATE = """
+import atexit, logging, os, signal, threading, warnings
+import jax, numpyro, scipy.linalg, jax._src.dtypes, jax._src.random, numpyro.primitives
+
+def state():
+    return {
+        "configuration of JAX": jax.config.values,
+        "arrays": jax._src.dtypes.canonicalize_value_handlers,
+        "binomial": jax._src.random._binomial,
+        "functions of jax.random": dict(vars(jax.random)),
+        "functions of jax.numpy": dict(vars(jax.numpy)),
+        "distributions": dict(vars(numpyro.distributions)),
+        "handlers": (list(numpyro.primitives._PYRO_STACK), dict(vars(numpyro.handlers))),
+        "threads": threading.enumerate(),
+        "at exit": atexit._ncallbacks(),
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "warnings": warnings.filters,
+        "logging": (logging.root.handlers, logging.root.level),
+        "environment": dict(os.environ),
+    }
+
+def copied(value):
+    return type(value)(value) if isinstance(value, (dict, list)) else value
+
+before = {name: copied(value) for name, value in state().items()}
+import numpyro_kme
+print(*(name for name, value in state().items() if value != before[name]), sep=", ")
+"""
+
+
+def test_an_import_changes_nothing_outside():
+    assert subprocess.run([sys.executable, "-c", STATE], check=True, capture_output=True, text=True).stdout == "\n"
+
+
 def test_nothing_is_loose_at_the_top():
     assert [path.name for path in PACKAGE.glob("*.py")] == ["__init__.py"]
 

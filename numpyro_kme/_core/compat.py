@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import jax
 import jax.numpy as jnp
@@ -102,19 +101,13 @@ def plate_depth() -> int:
     return max((-known.dim for known in _PYRO_STACK if isinstance(known, plate)), default=0)
 
 
-@contextmanager
-def outside_all() -> Iterator[None]:
-    """While a simulator runs: outside of all handlers, so that sites that it makes, as from a NumPyro model of its own,
-    are its own and not the model's around it."""
-    around = _PYRO_STACK.copy()
-    if not around:
-        yield
-        return
-    _PYRO_STACK.clear()
-    try:
-        yield
-    finally:
-        _PYRO_STACK[:] = around
+class shielded(Messenger):
+    """While a simulator runs: no handler around it sees its sites, as of a NumPyro model of its own, or gives them
+    keys."""
+
+    def process_message(self, msg):
+        """Keep a message from the handlers around."""
+        msg["stop"] = True
 
 
 def depends_on(function: Callable, latents: dict[str, jax.Array]) -> tuple[str, ...]:
@@ -122,22 +115,6 @@ def depends_on(function: Callable, latents: dict[str, jax.Array]) -> tuple[str, 
     found = eval_provenance(lambda **given: function(given), **latents)
     behind = frozenset().union(*jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, frozenset)))
     return tuple(name for name in latents if name in behind)
-
-
-def evaluated_site(fn: Distribution) -> str | None:
-    """Name of the sample site whose density NumPyro is evaluating with `fn`; None outside NumPyro.
-
-    Densities are evaluated after the model has run, with no message in flight. Every place that does so
-    (log densities, potentials, ELBOs, log likelihoods) keeps the site it works on in a local variable `site`
-    of a calling frame, which is where it is read.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        site = frame.f_locals.get("site")
-        if isinstance(site, dict) and isinstance(site.get("fn"), Distribution) and innermost(site["fn"]) is fn:
-            return site.get("name")
-        frame = frame.f_back
-    return None
 
 
 def valueless(name: str) -> Callable[..., jax.Array]:
@@ -171,51 +148,6 @@ def without_derivative(tree: Any, error: Exception) -> Any:
         raise error
 
     return same(tree)
-
-
-def read_arrays_in_present_precision() -> bool:
-    """Let JAX read a NumPy array in the precision in force, in the whole process; called once, when the package is
-    imported.
-
-    While a compiled function that holds an array lives, JAX (0.9 to 0.12) keeps what it made of that array without
-    asking in which precision that was, and passes float32 buffers to float64 programs (`RuntimeProgramInputMismatch`).
-    The gateway copies its arguments; arrays that a model or a user's kernel closes over only JAX itself can see.
-
-    A user's own programs are read through this too. Where they keep to one precision they get what JAX gives them
-    without it. Where one array is used in both, under `jax.enable_x64`, each gets it in its own, and what failed does
-    not fail.
-
-    Returns:
-        Whether JAX has the names that this takes; otherwise JAX stays as it is, and the error above can occur.
-    """
-    try:
-        from jax._src.dtypes import canonicalize_value_handlers
-        from jax._src.literals import TypedNdArray
-    except ImportError:
-        return False
-    known: dict[tuple[int, np.dtype], tuple[ref, ref]] = {}
-
-    def read(array: np.ndarray) -> np.ndarray:
-        """As JAX does it, and in each precision one object while it lives, so that a program holds a constant once."""
-        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-        place = id(array), dtype
-        if place in known:
-            source, kept = known[place][0](), known[place][1]()
-            if source is array and kept is not None:
-                return kept
-
-        def forget(_) -> None:
-            known.pop(place, None)
-
-        made = np.asarray(array, dtype).view(TypedNdArray)
-        known[place] = ref(array, forget), ref(made, forget)
-        return made
-
-    canonicalize_value_handlers[np.ndarray] = read
-    return True
-
-
-read_arrays_in_present_precision()
 
 
 def plain(program: Any) -> tuple[Any, Sequence[Any]]:

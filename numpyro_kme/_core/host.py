@@ -23,7 +23,8 @@ from numpyro_kme._core.contexts import setting
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
-_inside: ContextVar[bool] = ContextVar("inside", default=False)
+_session: ContextVar[bool | None] = ContextVar("session", default=None)
+"""Inside the gateway, whether the session has 64 bits; None outside."""
 
 
 def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
@@ -41,12 +42,31 @@ def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Any:
-        if _inside.get() and jax.enable_x64.value and nothing_is_traced():
+        if _session.get() is not None and jax.enable_x64.value and nothing_is_traced():
             return to_host(function(*args, **kwargs))
         if not checks.is_concrete((args, kwargs)):
             checks.concrete(**inspect.signature(function).bind(*args, **kwargs).arguments)
         args, kwargs = jax.tree.map(_own, (args, kwargs))
-        return in_precision(partial(_run, function, args, kwargs), True)
+        session = jax.enable_x64.value if _session.get() is None else _session.get()
+        return in_precision(partial(_run, function, args, kwargs, session), True)
+
+    return call
+
+
+def in_session(function: Callable[Given, Found]) -> Callable[Given, Found]:
+    """`function` in the session's precision, inside `on_host` too; a decorator.
+
+    For what the user wrote: a model, a simulator, a kernel. What they close over is read in one precision alone, since
+    JAX remembers what it made of an array.
+    """
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Found:
+        session = _session.get()
+        if session is None or session == jax.enable_x64.value:
+            return function(*args, **kwargs)
+        args, kwargs = to_host((args, kwargs))
+        return in_precision(partial(function, *args, **kwargs), session)
 
     return call
 
@@ -98,8 +118,8 @@ def native(value: np.ndarray) -> np.ndarray:
     return value.astype(np.float64 if lacking else known, copy=False)
 
 
-def _run(function, args, kwargs):
-    with setting(_inside, True):
+def _run(function, args, kwargs, session):
+    with setting(_session, session):
         return to_host(function(*args, **kwargs))
 
 

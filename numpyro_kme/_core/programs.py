@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core.contexts import setting
-from numpyro_kme._core.host import full_precision, to_host
+from numpyro_kme._core.host import full_precision, in_session, to_host
 from numpyro_kme._core.progress import compiling
 
 KEPT = 8
@@ -41,7 +41,8 @@ class Recomputed:
 
 
 class Program:
-    """`jax.jit(function)`, with the compiled program of an earlier function that does the same with the same numbers.
+    """`jax.jit(function)` in the session's precision, with the compiled program of an earlier function that does the
+    same with the same numbers.
 
     A model that is run again is a new function to JAX, and may be another one: what it refers to may have changed. It
     is traced and lowered, which shows all that it computes and every constant, and takes a tenth of the time of
@@ -57,6 +58,7 @@ class Program:
         self._function = jax.jit(full_precision(function), compiler_options=self._options)
         self._compiled: dict[tuple, Callable] = {}
 
+    @in_session
     def __call__(self, *args: Any) -> Any:
         """`function(*args)`, compiled at most once for each structure, shapes, precision and device."""
         if getattr(jax.config, "jax_disable_jit", False):

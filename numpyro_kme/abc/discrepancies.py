@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import in_session, on_host
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
@@ -92,6 +92,7 @@ def _outputs(simulated, observed, check) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
+@in_session
 def _called(function, x, y):
     try:
         return _compiled(function, x, y)

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from numpyro_kme._core.host import in_session, on_host
 from numpyro_kme.kernels import gram as grams
 from numpyro_kme.kernels.algebra import Polynomial, Sum
-from numpyro_kme.kernels.base import Kernel, PointSet, num_points
+from numpyro_kme.kernels.base import FromCallable, Kernel, PointSet, num_points
 from numpyro_kme.kernels.stationary import Gaussian
 
 ENTRIES = 2**17
@@ -25,14 +27,14 @@ def written_out(kernel: Kernel) -> bool:
 def gram(kernel: Kernel, x: PointSet, y: PointSet | None = None) -> np.ndarray:
     """Matrix `k(x_i, y_j)`, `(n, m)`, in the precision of the points; `y` is `x` when left out."""
     if not written_out(kernel):
-        return np.asarray(_gram(kernel, x, y))
+        return _evaluated(_gram, kernel, x, y)
     return _in_blocks(_rows(kernel, x, y), num_points(x), num_points(x if y is None else y))
 
 
 def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: Any) -> np.ndarray:
     """Product `sum_j k(x_i, y_j) v_j`, `(n,)` or `(n, columns)`, in blocks of rows."""
     if not written_out(kernel):
-        return np.asarray(grams.matvec(kernel, x, y, vectors))
+        return _evaluated(grams.matvec, kernel, x, y, vectors)
     rows = _rows(kernel, x, y)
     return _in_blocks(lambda some: rows(some) @ np.asarray(vectors), num_points(x), num_points(y))
 
@@ -40,15 +42,14 @@ def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: Any) -> np.ndarray
 def row_of(kernel: Kernel, x: PointSet) -> Callable[[int], np.ndarray]:
     """The function that gives row `i` of the Gram matrix, `(n,)`, for many in turn."""
     if not written_out(kernel):  # by the program that compares one point with all
-        on_host = jax.tree.map(np.asarray, x)
-        return lambda i: np.asarray(_gram(kernel, jax.tree.map(lambda leaf: leaf[i : i + 1], on_host), x))[0]
+        return lambda i: _evaluated(_gram, kernel, jax.tree.map(lambda leaf: leaf[i : i + 1], x), x)[0]
     rows = _rows(kernel, x)
     return lambda i: rows(slice(i, i + 1))[0]
 
 
 def diagonal(kernel: Kernel, x: PointSet) -> np.ndarray:
     """Values `k(x_i, x_i)`, `(n,)`."""
-    return np.ones(num_points(x)) if type(kernel) is Gaussian else np.asarray(_diagonal(kernel, x))
+    return np.ones(num_points(x)) if type(kernel) is Gaussian else _evaluated(_diagonal, kernel, x)
 
 
 def gaussian_gram(a: np.ndarray, b: np.ndarray, squared_length: float = 1.0) -> np.ndarray:
@@ -80,6 +81,26 @@ FORMULAS: dict[type[Kernel], Callable[[Any, np.ndarray, np.ndarray], np.ndarray]
     Polynomial: _polynomial,
 }
 """Of points `(n, dim)` and `(m, dim)` in units of the length scale."""
+
+
+def of_a_user(kernel: Kernel) -> bool:
+    """Tell whether a user wrote a kernel, or a part of it, in JAX."""
+    if isinstance(kernel, FromCallable):
+        return not kernel.host
+    parts = jax.tree.leaves(vars(kernel), is_leaf=lambda part: isinstance(part, Kernel))
+    ours = type(kernel).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return not ours or any(of_a_user(part) for part in parts if isinstance(part, Kernel))
+
+
+def rounding(kernel: Kernel) -> float:
+    """Relative error of its values, about."""
+    kind = in_session(lambda: jnp.result_type(float))() if of_a_user(kernel) else np.float64
+    return 8.0 * float(np.finfo(kind).eps)
+
+
+def _evaluated(program: Callable, kernel: Kernel, *args: Any) -> np.ndarray:
+    """By a program, in the session's precision where a user wrote the kernel, in float64."""
+    return np.asarray((in_session if of_a_user(kernel) else on_host)(program)(kernel, *args), np.float64)
 
 
 @jax.jit

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg.lapack import dpstrf
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
@@ -69,10 +69,9 @@ class LowRank:
         if max_rank is not None:
             checks.whole("max_rank", max_rank, 1)
         most = n if max_rank is None else min(max_rank, n)
-        on_device = in_present_precision(points)
-        row_of = by_numpy.row_of(kernel, on_device)
-        rest = np.array(by_numpy.diagonal(kernel, on_device), np.float64)
-        stop = tolerance * rest.max()
+        row_of = by_numpy.row_of(kernel, points)
+        rest = np.array(by_numpy.diagonal(kernel, points), np.float64)
+        stop = max(tolerance, by_numpy.rounding(kernel)) * rest.max()
         columns = np.zeros((min(most, 64), n))
         chosen: list[int] = []
         while len(chosen) < most and rest.max() > stop and not (len(chosen) == IN_TURN and n <= AT_ONCE):
@@ -86,7 +85,7 @@ class LowRank:
             rest[chosen] = 0.0
         values = columns[: len(chosen)].T.copy()
         if len(chosen) < most and rest.max() > stop:
-            whole = by_numpy.gram(kernel, on_device)
+            whole = by_numpy.gram(kernel, points)
             further, order = blocked(whole - values @ values.T, float(stop), most - len(chosen))
             values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
             rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)

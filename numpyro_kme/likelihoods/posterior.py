@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, frozen
-from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.host import in_present_precision, in_session, on_host
 from numpyro_kme.embeddings.measures import Measure, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
@@ -170,8 +170,8 @@ class KernelMeansPosterior:
         """
         particles = self._particles
         weights = particles.positive_weights if positive else particles.weights
-        values = jax.vmap(function)(jnp.asarray(particles.particles))
-        return np.asarray(jnp.tensordot(jnp.asarray(weights), values, axes=1))
+        values = np.asarray(in_session(jax.vmap(function))(particles.particles), np.float64)
+        return np.tensordot(np.asarray(weights), values, axes=1)
 
     def negative_proportion(self) -> float:
         """Share of the negative part in the integral of the absolute posterior; a few percent do no harm."""

@@ -33,7 +33,7 @@ def one_point(fn: Callable, params, noise, black_box: tuple[tuple[int, ...], str
         shape, dtype = black_box
         drawn = Simulator(fn, *params, shape=shape, dtype=dtype).sample(noise)
     else:
-        with compat.outside_all():
+        with compat.shielded():
             drawn = fn(noise, *params)
     return jnp.asarray(drawn, jnp.result_type(float))
 

@@ -73,7 +73,7 @@ class soft_abc(Messenger):
         rows = [jnp.reshape(value, (prod(batch), *value.shape[len(batch) :])) for value in inputs]
         if not simulator.has_rsample:
             rows = compat.without_derivative(rows, _no_derivative(simulator))
-        with compat.outside_all():
+        with compat.shielded():
             simulated = jax.vmap(form.applied(simulator.fn))(*rows).reshape(batch + simulator.event_shape)
         msg["fn"] = compat.rewrapped(msg["fn"], lambda _: AroundSimulation(self.kernel, simulated, simulator.event_dim))
 

@@ -131,7 +131,7 @@ class SyntheticLikelihood(Distribution):
         if self.rng_key is None and not (form := even_noise(simulator)).rule.independent:
             nodes = constants(on_host(lambda: form.rule.even(jax.random.key(0), self.num_simulations))())
             call = form.applied(simulator.fn)
-            with compat.outside_all():
+            with compat.shielded():
                 drawn = jax.vmap(lambda noise: call(noise, *simulator.params))(nodes.values)
             weights, unbiased = nodes.weights, 1.0
         else:

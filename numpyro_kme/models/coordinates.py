@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import in_session, on_host
 from numpyro_kme._core.programs import LIGHT, in_blocks, pieces
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models import by_numpy, matching
@@ -191,7 +191,7 @@ class Coordinates:
         checks.table("arguments", arguments, columns=len(self.columns))
         rows, priors = np.asarray(arguments, np.float64), self._priors_by_numpy()
         if priors is None:
-            return in_blocks(partial(_forward_rows, self), rows, ROWS)
+            return in_session(in_blocks)(partial(_forward_rows, self), rows, ROWS)
         read = [self.columns[reader] for reader in self.readers]
         inner, outer = (np.stack(part, axis=1) for part in zip(*((column.inner, column.outer) for column in read)))
         entries = np.tile(self.rest, (len(rows), 1)).astype(np.float64)
@@ -210,7 +210,7 @@ class Coordinates:
         `one_to_one`."""
         rows, priors = np.asarray(z, np.float64), self._priors_by_numpy()
         if priors is None or not self.one_to_one:
-            return in_blocks(partial(_latents_rows, self), rows, ROWS)
+            return in_session(in_blocks)(partial(_latents_rows, self), rows, ROWS)
         normals = np.zeros((len(rows), len(self.rest)))
         normals[:, self.entries] = rows
         parts = zip(self.sites, priors, self._split(normals))

@@ -147,7 +147,7 @@ def _another(param: jax.Array, i: int) -> jax.Array:
 def _run_alone(fn: Callable, params: Sequence) -> None:
     """The simulator without anything of this package, so that what it raises itself is told from other errors."""
     try:
-        with compat.outside_all():
+        with compat.shielded():
             jax.block_until_ready(jax.jit(lambda *args: fn(*args))(jax.random.key(0), *map(jnp.asarray, params)))
     except Exception as error:
         raise checks.explained(
@@ -159,7 +159,7 @@ def _run_alone(fn: Callable, params: Sequence) -> None:
 def _traced(fn: Callable, params: Sequence):
     """The program of one event at a key and parameters of these shapes, and the form of the event."""
     structs = [jax.ShapeDtypeStruct(jnp.shape(param), jnp.result_type(param)) for param in params]
-    with compat.calls_binomial(), compat.outside_all():
+    with compat.calls_binomial(), compat.shielded():
         return jax.make_jaxpr(lambda *args: fn(*args), return_shape=True)(jax.eval_shape(jax.random.key, 0), *structs)
 
 

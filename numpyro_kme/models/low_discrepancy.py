@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jax.extend.random import define_prng_impl, threefry_2x32
-from numpyro import handlers
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, compat
 
 LARGEST = 2**24
 """Number of nodes beyond which a word of 32 bits would have too few bits left inside a stratum."""
@@ -63,7 +62,7 @@ def accepts(fn: Callable, *params) -> bool:
     """
     key = jax.ShapeDtypeStruct((), jax.eval_shape(partial(_keys, num_nodes=2), random.key(0)).dtype)
     try:
-        with handlers.block():
+        with compat.shielded():
             program = str(jax.make_jaxpr(fn)(key, *params))
     except (NotImplementedError, TypeError, ValueError, IndexError):
         return False

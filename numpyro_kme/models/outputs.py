@@ -107,7 +107,7 @@ def _traced_event(fn, shapes, dtypes):
     bare = getattr(fn, "__wrapped__", fn) if isinstance(fn, jax.stages.Wrapped) else fn
 
     def traced(*args):
-        with compat.outside_all():
+        with compat.shielded():
             event = bare(*args)  # as it is now
         if not isinstance(event, Mapping):
             return event

@@ -260,12 +260,10 @@ class Simulator(Distribution):
         """Has a shape, for tools that draw the graph of a model; evaluating it raises `NotImplementedError`."""
         value = jnp.asarray(value)
         lead = value.shape[: max(value.ndim - self.event_dim, 0)]
-        site = compat.evaluated_site(self)
         sentence = (
-            f"{f'Site {site!r} is' if site else 'This is'} a simulator (`{self.name}`): it can be drawn from "
-            "but has no density. Put one in its place with `numpyro_kme.mcmc.handlers.surrogate(model, "
-            f"{{{site or '<site>'!r}: fitted}})`, around any `condition`, or run an engine that works from "
-            "simulations, such as `numpyro_kme.KELFI(model)`. Under `surrogate` already: observe it."
+            f"`{self.name}` is a simulator: its site can be drawn from but has no density. Put one in its place with "
+            "`numpyro_kme.mcmc.handlers.surrogate(model, {site: fitted})`, around any `condition`, or run an engine "
+            "that works from simulations, such as `numpyro_kme.KELFI(model)`. Under `surrogate` already: observe it."
         )
         shape = jnp.broadcast_shapes(self.batch_shape, lead)
         return _log_prob(value, *self.params, shape=shape, dtype=jnp.result_type(float), message=sentence)

@@ -18,7 +18,6 @@ from numpyro.distributions import Distribution
 from numpyro_kme._core import checks, compat, processes, solves
 from numpyro_kme._core.contexts import setting
 from numpyro_kme._core.display import frozen, shown
-from numpyro_kme._core.host import nothing_is_traced
 from numpyro_kme._core.programs import Program
 from numpyro_kme.kernels.ragged import pad
 
@@ -54,8 +53,9 @@ def check_function(fn: Any) -> None:
 
 def traced_anew(fn: Callable) -> Callable:
     """`fn` as a compiled program, traced each time, and not as JAX remembers it: what it refers to may have changed."""
-    own = compat.outside_all()(lambda *args: fn(*args))
-    return Program(own, thorough=True) if nothing_is_traced() else own
+    own = compat.shielded(lambda *args: fn(*args))
+    program = Program(own, thorough=True)
+    return lambda *args: (program if checks.is_concrete(args) else own)(*args)
 
 
 def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, *params) -> np.ndarray:
