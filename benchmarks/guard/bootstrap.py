@@ -31,6 +31,17 @@ def run(model, loss, seed, data, num_samples=100, covariates=None, **settings):
     return engine, [one for one in caught if one.category is UserWarning]
 
 
+def model_of(simulate, **priors):
+    """A model of independent draws whose parameters have these priors."""
+
+    def model(x):
+        parameters = [numpyro.sample(name, prior) for name, prior in priors.items()]
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", kme.Simulator(simulate, *parameters), obs=x)
+
+    return model
+
+
 def draws(engine, *names):
     return np.stack([engine.get_samples()[name] for name in names], axis=1)
 
@@ -54,14 +65,17 @@ def paired(ours, exact):
     return float(np.sqrt(np.mean(np.square(ours - exact), axis=0) / exact.var(axis=0)).max())
 
 
+def told(errors, limit):
+    """A row of errors in standard deviations."""
+    return f"{' / '.join(f'{error:.2g}' for error in errors)} sd", f"{limit} sd", max(errors) <= limit
+
+
 def normal_draw(key, loc, scale):
     return loc + scale * jax.random.normal(key)
 
 
-def normal_model(x):
-    loc, scale = numpyro.sample("loc", dist.Normal(0.0, 5.0)), numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
-    with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(normal_draw, loc, scale), obs=x)
+ANY, POSITIVE = dist.Normal(0.0, 5.0), dist.LogNormal(0.0, 1.0)
+normal_model = model_of(normal_draw, loc=ANY, scale=POSITIVE)
 
 
 def normal_loss(x, proportion):
@@ -90,25 +104,17 @@ def normal(n, limit):
             ours[:, 1] = np.log(ours[:, 1])
             start = np.tile([np.median(x), np.log(2.0)], (len(ours), 1))
             errors.append(paired(ours, minimisers(normal_loss(x, proportion), weights(engine), ours, start)))
-        told = " / ".join(f"{error:.2g}" for error in errors)
-        return f"{told} sd", f"{limit} sd", max(errors) <= limit
+        return told(errors, limit)
 
     return row
 
 
-LOW, HIGH = np.array([0.0, 0.0, 0.0, -5.0]), np.array([10.0, 10.0, 10.0, 3.0])
-"""Bounds of the prior on `(a, b, g, log k)`."""
-
-
 def g_and_k_draw(key, theta):
-    a, b, g, log_k = theta
-    return g_and_k.g_and_k(key, a, b, g, jnp.exp(log_k))
+    return g_and_k.g_and_k(key, *theta[:3], jnp.exp(theta[3]))
 
 
-def g_and_k_model(x):
-    theta = numpyro.sample("theta", dist.Uniform(LOW, HIGH).to_event(1))
-    with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(g_and_k_draw, theta), obs=x)
+PRIOR = dist.Uniform(np.array([0.0, 0.0, 0.0, -5.0]), np.array([10.0, 10.0, 10.0, 3.0])).to_event(1)
+g_and_k_model = model_of(g_and_k_draw, theta=PRIOR)
 
 
 def g_and_k_row(outliers):
@@ -123,8 +129,8 @@ def g_and_k_row(outliers):
             engine, _ = run(g_and_k_model, loss, seed, x, num_samples=200)
             scores.append(np.mean(np.square(engine.get_samples()["theta"].mean(axis=0) - truth)) / truth.mean())
             converged.append(engine.get_extra_fields()["converged"].mean())
-        told = f"{np.mean(scores):.4f} (se {np.std(scores) / np.sqrt(sets):.4f}), {min(converged):.0%} converged"
-        return told, "0.0075, all converged", np.mean(scores) <= 0.0075 and min(converged) == 1.0
+        text = f"{np.mean(scores):.4f} (se {np.std(scores) / np.sqrt(sets):.4f}), {min(converged):.0%} converged"
+        return text, "0.0075, all converged", np.mean(scores) <= 0.0075 and min(converged) == 1.0
 
     return row
 
@@ -134,16 +140,12 @@ def exponential(key, p, a, b):
     return jnp.where(jax.random.uniform(first) < p, a, a + b) * jax.random.exponential(second)
 
 
-def exponentials_model(x):
-    p = numpyro.sample("p", dist.Uniform(0.0, 1.0))
-    a, b = (numpyro.sample(name, dist.LogNormal(0.0, 1.0)) for name in "ab")
-    with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(exponential, p, a, b), obs=x)
+exponentials_model = model_of(exponential, p=dist.Uniform(0.0, 1.0), a=POSITIVE, b=POSITIVE)
 
 
 def exponentials(options):
     """A mixture with a jump and a tenth of outliers: means by two keys, or a warning."""
-    apart, told, ok = [], [], []
+    apart, warned, ok = [], [], []
     for seed in range(9 if options.full else 3):
         rng = np.random.default_rng(seed)
         x = np.where(rng.random(400) < 0.4, 0.5, 3.5) * rng.exponential(size=400)
@@ -151,20 +153,20 @@ def exponentials(options):
         runs = [run(exponentials_model, None, key, x) for key in (seed, 100 + seed)]
         first, second = (draws(engine, "p", "a", "b") for engine, _ in runs)
         apart.append(np.max(np.abs(first.mean(axis=0) - second.mean(axis=0)) / first.std(axis=0)))
-        told.append(any(warned for _, warned in runs))
-        ok.append(apart[-1] <= 0.25 or told[-1])
-    text = " / ".join(f"{move:.2g}{' told' * mark}" for move, mark in zip(apart, told))
+        warned.append(any(found for _, found in runs))
+        ok.append(apart[-1] <= 0.25 or warned[-1])
+    text = " / ".join(f"{move:.2g}{' told' * mark}" for move, mark in zip(apart, warned))
     return f"{text} sd", "0.25 sd, or told", all(ok)
 
 
 def easy(options):
     """How often a run of the normal model on clean data warns."""
     number = 400 if options.full else 100
-    told = 0
+    warned = 0
     for seed in range(number):
         x = np.random.default_rng(seed).normal(1.0, 2.0, 100)
-        told += bool(run(normal_model, None, seed, x)[1])
-    return f"{told} of {number}", "5 %", told <= 0.05 * number
+        warned += bool(run(normal_model, None, seed, x)[1])
+    return f"{warned} of {number}", "5 %", warned <= 0.05 * number
 
 
 def count(key, theta, t):
@@ -248,14 +250,11 @@ def shifted(key, mean):
     return mean + jax.random.normal(key)
 
 
-def location_model(x):
-    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
-    with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(shifted, mean), obs=x)
+location_model = model_of(shifted, mean=ANY)
 
 
 def location_density(x):
-    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    mean = numpyro.sample("mean", ANY)
     with numpyro.plate("data", len(x)):
         numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
 
@@ -284,7 +283,7 @@ def location(loss, exact, model=location_model):
             ours, known = engine.get_samples()["mean"], exact(x, weights(engine))
             shift, spread = abs(ours.mean() - known.mean()) / known.std(), abs(ours.std() / known.std() - 1.0)
             errors.append(max(shift, spread))
-        return f"{' / '.join(f'{error:.2g}' for error in errors)} sd", "0.1 sd", max(errors) <= 0.1
+        return told(errors, 0.1)
 
     return row
 
