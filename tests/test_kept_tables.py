@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from benchmarks.__main__ import described, listing, load, main, scripts
+from benchmarks.checks import guard
 from benchmarks.helpers import report
 
 TABLES = sorted(report.RESULTS.iterdir())
@@ -110,3 +111,10 @@ def test_a_kept_table_is_read_back(tmp_path, monkeypatch):
     report.write("herding", "Herding", [("Errors", report.table(["size", "error"], [[25, 0.12345], [100, "-"]]))])
     assert report.rows_of("herding", "Errors") == [{"size": "25", "error": "0.123"}, {"size": "100", "error": "-"}]
     assert "Made by `python -m benchmarks herding --rows rows.jsonl` on " in (tmp_path / "herding.md").read_text()
+
+
+def test_the_guard_keeps_what_was_before():
+    """Each of its rows stands in the kept table, with a number of before and a floor."""
+    kept = {row["row"]: row for row in report.rows_of("guard", guard.HEADING)}
+    assert set(kept) == set(guard.rows())
+    assert all(row["before"] and row["floor"] for row in kept.values())

@@ -18,7 +18,9 @@ import os
 from benchmarks.helpers import report
 
 THEMES = ("bootstrap", "accuracy", "formulas", "speed")
-HEADING = "Rows"
+HEADING, COLUMNS = "Rows", ("row", "now", "before", "floor", "holds", "CPU, s")
+BEFORE = """Commit 3cad9536, before the second edition, row by row on a busy machine, seconds too; the toggle switch by
+`npl_toggle`, from three data sets."""
 
 
 def rows(only=""):
@@ -35,7 +37,7 @@ def measured(row, options):
     except Exception as error:
         text = " ".join(str(error).split()).replace("|", "/")
         found, floor, ok = f"{type(error).__name__}: {text[-80:]}", "", False
-    return found, floor, "ok" if ok else "NOT"
+    return found, floor, "yes" if ok else "NO"
 
 
 def cpu_seconds():
@@ -54,17 +56,14 @@ def main():
     if options.fresh:
         theme, name = options.fresh.split(".")
         return print(json.dumps(getattr(importlib.import_module(f"benchmarks.guard.{theme}"), name)()))
-    kept = (
-        {row["row"]: row for row in report.rows_of("guard", HEADING)} if (report.RESULTS / "guard.md").exists() else {}
-    )
-    lines = []
-    for name, row in rows(options.only).items():
-        begun = cpu_seconds()
+    kept, chosen = {row["row"]: row for row in report.rows_of("guard", HEADING)}, rows(options.only)
+    for name, row in chosen.items():
+        begun, before = cpu_seconds(), kept.get(name, {"before": "-"})["before"]
         found, floor, ok = measured(row, options)
-        before = kept[name]["before"] if name in kept else "-"
-        lines.append([name, found, before, floor, ok, f"{cpu_seconds() - begun:.0f}"])
-        print(" | ".join(lines[-1]), flush=True)
-    text = report.table(["row", "now", "before", "floor", "", "CPU, s"], lines)
-    print(f"\n{text}")
+        cells = name, found, before, floor, ok, f"{cpu_seconds() - begun:.0f}"
+        print(" | ".join(cells), flush=True)
+        kept[name] = dict(zip(COLUMNS, cells))
+    print("\n" + report.table_of([kept[name] for name in chosen]))
     if options.keep:
-        report.write("guard", "The guard", [(HEADING, text)])
+        table = report.table_of([kept[name] for name in rows() if name in kept])
+        report.write("guard", "The guard", [(HEADING, table), ("Before", BEFORE)])
