@@ -9,58 +9,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.descent import descend
 from numpyro_kme.likelihoods.residual.autoregression import Autoregression, soft_clip
 from numpyro_kme.likelihoods.residual.location_scale import winsorised_rms
-from numpyro_kme.likelihoods.residual.ridge import Adjoint, Ridge
-from numpyro_kme.likelihoods.residual.smoothness import JITTER
+from numpyro_kme.likelihoods.residual.ridge import Ridge
 
-DEGREES = 8.0
-"""Degrees of freedom of the held-out Student score of a residual."""
-
-
-@register
-class DecorrelationHyperparameters:
-    """Logarithms of the hyperparameters of one residual's regression on the others.
-
-    Attributes:
-        others: Amplitude of each residual before this one, `(i,)`.
-        change: Amplitude of the change of all coefficients along each coordinate, `(D,)`, relative to `others`.
-        noise: Standard deviation of what is left, a scalar.
-    """
-
-    others: Any
-    change: Any
-    noise: Any
-
-    def ridge(self, z: np.ndarray, h: np.ndarray) -> Ridge:
-        """Columns `a_k h_k` and `a_k h_k b_d z_d`: covariance `sum_k a_k^2 h_k h_k' (1 + sum_d b_d^2 z_d z_d')`."""
-        change = np.concatenate([np.ones((len(z), 1)), z * np.exp(self.change)], axis=1)
-        factor = (h * np.exp(self.others))[:, :, None] * change[:, None, :]
-        return Ridge.of(factor.reshape(len(z), -1), np.full(len(z), np.exp(2.0 * self.noise) + JITTER))
-
-    def gradient(self, derivatives: Adjoint) -> "DecorrelationHyperparameters":
-        """Chain rule: from derivatives by the columns and the noise variances."""
-        amplitudes = np.diagonal(derivatives.products).reshape(len(self.others), -1)
-        variance = np.exp(2.0 * self.noise)
-        own = 2.0 * derivatives.of_noise * variance / (variance + JITTER)
-        return DecorrelationHyperparameters(amplitudes.sum(axis=1), amplitudes[:, 1:].sum(axis=0), own)
-
-    def penalty(self, size: int) -> tuple[float, "DecorrelationHyperparameters"]:
-        """Minus the log of exponential priors on the amplitudes of `size` residuals, and its gradient.
-
-        Residuals are independent unless held-out ones say more.
-        """
-        others = 2.0 * np.sqrt(size) * np.exp(self.others)
-        change = 2.0 * np.sqrt(len(self.change)) * np.exp(self.change)
-        return others.sum() + change.sum(), DecorrelationHyperparameters(others, change, 0.0)
+AMPLITUDES, CHANGES = (0.03, 0.1, 0.3, 1.0), (0.0, 0.1, 0.3)
+"""Prior standard deviations of coefficients, in those of the noise, and of their change along a coordinate, relative to
+these: the best, held out, is taken for each residual."""
 
 
 @register
@@ -117,61 +78,48 @@ class TriangularMap:
 
 
 def fit_triangular_map(
-    z: np.ndarray, u: np.ndarray, rows: np.ndarray, steps: int, chosen: np.ndarray
+    z: np.ndarray, u: np.ndarray, rows: np.ndarray, chosen: np.ndarray
 ) -> tuple[TriangularMap, np.ndarray]:
-    """Fit the map, one regression after another; return it with the held-out decorrelated residuals, `(m, n)`.
+    """Fit the map, one ridge regression after another; return it with the held-out decorrelated residuals, `(m, n)`.
 
     A residual that the others do not make smaller, held out, stays as it is.
 
     Args:
         z: Coordinates, `(m, D)`.
         u: Standardised residuals, `(m, n)`.
-        rows: Simulations that hyperparameters are learnt from.
-        steps: Iterations for each residual.
+        rows: Simulations that amplitudes are chosen on.
         chosen: Numbers of the residuals that are decorrelated; the others stay, and no other depends on them.
     """
     n, dim = u.shape[1], z.shape[1]
     constant, change, log_scale, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
-
     last = range(len(chosen) - 1, 0, -1)  # those of many others take longest
-    for k, found in zip(last, in_parallel(partial(_decorrelated, z, u, rows, steps, chosen), last), strict=True):
+    for k, found in zip(last, in_parallel(partial(_decorrelated, z, u, rows, chosen), last), strict=True):
         if found is not None:
             i, others = chosen[k], chosen[:k]
             constant[i, others], change[i, others], log_scale[i], rest[:, i] = found
     return TriangularMap(constant, change, log_scale), rest
 
 
-def _decorrelated(z, u, rows, steps, chosen, k):
+def _decorrelated(z, u, rows, chosen, k):
     """Coefficients, their change, the log scale and what is left of the residual that is `k`th among those `chosen`, or
     None where those before it do not make it smaller."""
-    i, others, dim = chosen[k], chosen[:k], z.shape[1]
-    before = soft_clip(u[:, others])
-    numbers = (np.log(0.2), np.log(0.1), 0.0), (-9.0, -9.0, -7.0), (3.0, 3.0, 1.5), (1.0, 1.0, 2.0 * len(rows))
-    hyper, low, high, curvature = (
-        DecorrelationHyperparameters(np.full(k, a), np.full(dim, b), np.array(noise)) for a, b, noise in numbers
-    )
-    args = z[rows], before[rows], u[rows, i], u.shape[1]
-    hyper = descend(loss, hyper, (low, high), steps, *args, curvature=curvature)
-    found = hyper.ridge(z, before).held_out(u[:, i])
-    size = winsorised_rms(found.residual)
-    if size >= 1.0:
+    before, target = soft_clip(u[:, chosen[:k]]), u[:, chosen[k]]
+
+    def size(amplitude, change):
+        return winsorised_rms(_ridge(z[rows], before[rows], amplitude, change).held_out(target[rows]).residual)
+
+    amplitude = min(AMPLITUDES, key=lambda amplitude: size(amplitude, 0.0))
+    change = min(CHANGES, key=lambda change: size(amplitude, change))
+    found = _ridge(z, before, amplitude, change).held_out(target)
+    left = winsorised_rms(found.residual)
+    if left >= 1.0:
         return None
-    weights = np.exp(2.0 * hyper.others)
-    change = weights[:, None] * np.exp(2.0 * hyper.change) * ((before * found.alpha[:, None]).T @ z)
-    return weights * (found.alpha @ before), change, np.log(size), found.residual / size
+    moving = np.square(amplitude * change) * ((before * found.alpha[:, None]).T @ z)
+    return amplitude**2 * (found.alpha @ before), moving, np.log(left), found.residual / left
 
 
-def loss(
-    hyper: DecorrelationHyperparameters, z: np.ndarray, before: np.ndarray, target: np.ndarray, size: int
-) -> tuple[float, DecorrelationHyperparameters]:
-    """Minus the held-out Student log density and the log prior, and its gradient, for one of `size` residuals."""
-    found = hyper.ridge(z, before).held_out(target)
-    residual, variance = found.residual, found.variance
-    squares = np.square(residual) / variance
-    value = 0.5 * np.sum((DEGREES + 1.0) * np.log1p(squares / DEGREES) + np.log(variance))
-    weight = (DEGREES + 1.0) / (DEGREES + squares)
-    nothing = np.zeros((0, 0))
-    derivatives = found.adjoint(weight * residual / variance, 0.5 * (1.0 - weight * squares) / variance, nothing)
-    penalty, slope = hyper.penalty(size)
-    gradient = hyper.gradient(derivatives)
-    return penalty + value, jax.tree.map(np.add, slope, gradient)
+def _ridge(z: np.ndarray, before: np.ndarray, amplitude: float, change: float) -> Ridge:
+    """The regression on columns `a h_k` and `a b h_k z_d`, the latter left out where `b` is 0, in units of the noise."""
+    along = np.concatenate([np.ones((len(z), 1)), change * z], axis=1) if change else np.ones((len(z), 1))
+    factor = amplitude * before[:, :, None] * along[:, None, :]
+    return Ridge.of(factor.reshape(len(z), -1), np.ones(len(z)))

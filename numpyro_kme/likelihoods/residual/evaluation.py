@@ -79,7 +79,7 @@ class ResidualAt(PositiveLikelihoodAt):
     def _log_density(self, given, xp):
         learnt = self.surrogate
         found = learnt.standardised(xp.asarray(self.standard), given, xp)
-        precision = xp.asarray(learnt.density.residuals).dtype
+        precision = xp.asarray(learnt.density.together.residuals).dtype
         v, log_scale = learnt.decorrelation(found.residuals, found.z, xp)
         log_density = learnt.density.log_density(v.astype(precision), found.z.astype(precision), xp)
         return log_density.astype(v.dtype) + xp.sum(found.log_slope - log_scale, axis=-1) + self.log_jacobian

@@ -21,25 +21,24 @@ from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual import unmoved
 from numpyro_kme.likelihoods.residual.autoregression import WORTH, fit_autoregression
-from numpyro_kme.likelihoods.residual.bandwidth_learning import (
-    HeldOutDensities,
-    HeldOutWeights,
-    learn_bandwidths,
-)
+from numpyro_kme.likelihoods.residual.bandwidths import learn, log_densities_alone, mixing_proportion
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
-from numpyro_kme.likelihoods.residual.density import ResidualDensity, fit_residual_density, with_fewer_kernels
+from numpyro_kme.likelihoods.residual.density import KernelMixture, ResidualDensity
 from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.location_scale import start_locations
 from numpyro_kme.likelihoods.residual.outside import UsualSlopes
-from numpyro_kme.likelihoods.residual.product_learning import fit_product
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, line_slopes
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties, log_cosh
 
-MOST_PAIRS = 1000
-"""Bandwidths are learnt from the pairs of at most so many simulations: an evaluation takes the cube of their number."""
+MOST_PAIRS = 500
+"""Bandwidths are learnt from the pairs of at most this many simulations: weights take the cube of their number."""
+
+SMALL, SIGNIFICANT = 0.005, 3.0
+"""Improvement of the held-out log density, in nats and in its standard errors, that a product of densities has to make:
+counts are a little skewed, which moves posteriors where some of many are out in their tails."""
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
@@ -175,6 +174,7 @@ class ResidualKernelMeans(Form):
             ScoreImprovements(*gained, learnt.decorrelation_improvement, learnt.shape_improvement),
             residuals,
             learnt.unmoved,
+            z,
             self,
         )
 
@@ -201,7 +201,7 @@ class ResidualKernelMeans(Form):
     @on_host
     def _dependence(self, z, residuals, still):
         rows, chosen = self._rows(z), np.flatnonzero(~still & self.decorrelate)
-        straight, v = fit_triangular_map(z, residuals, rows, self.steps // 2, chosen)
+        straight, v = fit_triangular_map(z, residuals, rows, chosen)
         learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale), still)
         more = self._rows(z, MOST_PAIRS)  # of functions of many coordinates there is more to learn
         curved = fit_autoregression(self, z, residuals, v, more) if self.curved and len(chosen) == len(still) else None
@@ -215,15 +215,23 @@ class ResidualKernelMeans(Form):
     def _embedded(self, z, v, rows, decorrelation, improvement, still) -> "Dependence":
         """With the density of held-out decorrelated residuals `v`."""
         # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
-        few = z[rows[:MOST_PAIRS]].astype(np.float32), v[rows[:MOST_PAIRS]].astype(np.float32)
-        bandwidths = learn_bandwidths(*few, self.steps)
-        scores = HeldOutDensities.of(bandwidths, HeldOutWeights.of(bandwidths, few[0]), few[1])
-        how = bandwidths, scores.heavy_tailed_weight()
-        fitted = with_fewer_kernels(fit_residual_density(z, v, *how), *how)
-        product, added = fit_product(z, v, few, scores, self.steps)
-        shape = np.array(scores.improvement(few[1]) + added)
-        score = float(np.sum(improvement) + np.mean(scores.log_densities()) + added)
-        return Dependence(decorrelation, replace(fitted, product=product), improvement, shape, score, still)
+        few, points = v[rows[:MOST_PAIRS]].astype(np.float32), z[rows[:MOST_PAIRS]].astype(np.float32)
+        learnt = learn(points, [few])
+        score = learnt.log_densities.astype(np.float64)
+        density = ResidualDensity(KernelMixture.fit(z, [v], learnt), None, np.zeros(()))
+        tried = log_densities_alone(points, few, unmoved.tried(z.shape[1])).sum(axis=1)
+        if v.shape[1] > 1 and np.mean(tried - score) > SMALL:
+            columns = np.split(few, v.shape[1], axis=1)
+            apart = learn(points, columns)
+            gap = apart.log_densities - score
+            proportion = mixing_proportion(gap)
+            added = np.logaddexp(np.log1p(-proportion), np.log(proportion) + gap)
+            if added.mean() > max(SMALL, SIGNIFICANT * added.std() / np.sqrt(len(added))):
+                product = KernelMixture.fit(z, np.split(v, v.shape[1], axis=1), apart)
+                density, score = replace(density, apart=product, proportion=np.array(proportion)), score + added
+        normal = -0.5 * np.sum(np.square(few) + np.log(2.0 * np.pi), axis=1)
+        total = float(np.sum(improvement) + score.mean())
+        return Dependence(decorrelation, density, improvement, np.mean(score - normal), total, still)
 
 
 class Dependence(NamedTuple):

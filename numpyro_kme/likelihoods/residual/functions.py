@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from scipy.linalg import block_diag, solve_triangular
+from scipy.linalg import block_diag
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.smoothness import Regression, features, line_slopes
@@ -35,8 +35,8 @@ class RidgeFunctions:
     def of(cls, fits: Regression, shift: ArrayLike, tolerance: ArrayLike) -> "RidgeFunctions":
         """From `k` regressions, what is added to each, `(k,)`, and tolerances, `(k, m)`.
 
-        Features, and then as few kernels as are needed to match the function at every simulation to its tolerance, take
-        the place of the kernels of the regression.
+        Features, and as few of the first inducing points as match the function at every simulation to its tolerance,
+        take the place of all of them.
         """
         offset, linear, centres, scales, rbf = [], [], [], [], []
         basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
@@ -44,14 +44,13 @@ class RidgeFunctions:
         used = np.concatenate([np.ones((len(used), 1), bool), used, used], axis=1)
         intercepts, slopes, weights = fits.weights()
         for i, scale in enumerate(1.0 / np.asarray(tolerance)[:, :, None]):
-            few, chosen, found = _sparse(fits.near[i] * scale, weights[i], basis[:, used[i]] * scale)
             straight = np.zeros(basis.shape[1])
-            straight[used[i]] = few
+            straight[used[i]], own = _simplified(basis[:, used[i]] * scale, fits.near[i] * scale, weights[i])
             offset.append(intercepts[i] + np.asarray(shift)[i] + straight[0])
             linear.append(slopes[i] + straight[1:])
-            centres.append(fits.at.inducing_points[chosen])
-            scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(chosen), 1)))
-            rbf.append(np.reshape(found, (1, -1)))
+            centres.append(fits.at.inducing_points[: len(own)])
+            scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(own), 1)))
+            rbf.append(own[None, :])
         points, precision = map(np.concatenate, (centres, scales))
         return cls(np.array(offset), np.array(linear), points, precision, block_diag(*rbf))
 
@@ -131,52 +130,15 @@ def padded(size: int, least: int = 64, coarse: int = 256) -> int:
     return least if size <= least else padded(size, (4 if least < coarse else 2) * least, coarse)
 
 
-WORST = 64
-"""Simulations at which a function was matched worst; they are looked at before all are."""
-
-
-def _sparse(kernels: np.ndarray, weights: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
-    """Weights of the columns of `basis`, and numbers and weights of kernels, that match `kernels @ weights` to 1.
-
-    Kernels are added where they lessen the error most, and all weights are by least squares, by a Cholesky factor of
-    the Gram matrix of what the basis leaves of them, which grows by a row for each. Where half as many weights as there
-    are points do not suffice, a match at the points says little about the rest, and all kernels are kept.
-
-    Args:
-        kernels: At the simulations, `(m, r)`.
-        weights: `(r,)`.
-        basis: `(m, b)`.
-    """
-    size, begun, most = len(kernels), basis.shape[1], len(weights)
-    target = kernels @ weights
-    beside = np.linalg.qr(np.pad(basis, ((0, max(0, begun - size)), (0, 0))))[0][:size]
-    left, rest = (x - beside @ (beside.T @ x) for x in (kernels, target))
-    # errors are below 1 only if the sum of their squares is below their number; below rounding it says nothing
-    # relative rounding error of a sum of squares
-    perhaps = size + 1e-12 * (rest @ rest)
-    gram = left.T @ left
-    squares, products, error = np.diagonal(gram).copy(), left.T @ rest, rest @ rest
-    # A kernel of which no larger fraction is left beside those chosen, as at a point that comes twice, adds nothing
-    least = 1e-9 * np.sum(np.square(kernels), axis=0)
-    factor, steps = np.zeros((min(most, max(0, size // 2 - begun)), most)), np.zeros(most)
-    chosen, worst = list[int](), np.arange(0)
-    while True:
-        count = len(chosen)
-        if error <= perhaps:
-            found = solve_triangular(factor[:count, chosen], steps[:count])
-            off = np.abs(rest[worst] - left[worst[:, None], chosen] @ found)
-            if np.all(off <= 1.0):  # where it was matched worst; and elsewhere?
-                off = np.abs(rest - left[:, chosen] @ found)
-                if np.all(off <= 1.0):
-                    return np.linalg.lstsq(basis, target - kernels[:, chosen] @ found, rcond=1e-12)[0], chosen, found
-                worst = np.argsort(off)[-WORST:]
-        useful = squares > least
-        if count == len(factor) or not useful.any():
-            return np.zeros(begun), list(range(most)), weights
-        best = int(np.argmax(np.where(useful, np.square(products) / np.where(useful, squares, 1.0), -1.0)))
-        size_left = np.sqrt(squares[best])
-        row = (gram[best] - factor[:count, best] @ factor[:count]) / size_left
-        factor[count], steps[count] = row, products[best] / size_left
-        squares, products, error = squares - row**2, products - steps[count] * row, error - steps[count] ** 2
-        squares[best] = 0.0
-        chosen.append(best)
+def _simplified(basis: np.ndarray, kernels: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the columns of `basis` `(m, b)`, and of the first few of the `kernels` `(m, r)`, with which the function
+    `kernels @ weights` is matched to 1 everywhere, by least squares; all kernels where half of the points would be
+    needed, since a match at these says little of others."""
+    target, count = kernels @ weights, 0
+    while count < len(weights) and 2 * (basis.shape[1] + count) < len(kernels):
+        columns = np.concatenate([basis, kernels[:, :count]], axis=1)
+        found = np.linalg.lstsq(columns, target, rcond=1e-12)[0]
+        if np.all(np.abs(target - columns @ found) <= 1.0):
+            return found[: basis.shape[1]], found[basis.shape[1] :]
+        count = max(4, 2 * count)
+    return np.zeros(basis.shape[1]), weights

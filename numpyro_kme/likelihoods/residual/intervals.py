@@ -76,7 +76,7 @@ class ResidualWithinAt(PositiveLikelihoodAt):
             v = xp.tan(xp.clip(start + points[:, i] * size, -np.pi / 2 + 1e-6, np.pi / 2 - 1e-6))
             total = total + xp.log(size + 1e-30) + xp.log1p(xp.square(v))  # log of (F(b) - F(a)) / f(v)
             u.append(xp.broadcast_to(before + v * xp.exp(rho), nodes))
-        precision = xp.asarray(learnt.density.residuals).dtype
+        precision = xp.asarray(learnt.density.together.residuals).dtype
 
         def log_density(u, z):
             v, log_scale = learnt.decorrelation(u, z, xp)

@@ -1,14 +1,13 @@
 r"""Ridge regression whose held-out predictions, and their derivatives, come in closed form.
 
 The matrix is $A = F F' + \mathrm{diag}(\nu)$. With weights $\alpha = A^{-1} t$, leaving out simulation $j$ gives the
-residual $\alpha_j / (A^{-1})_{jj}$ with variance $1 / (A^{-1})_{jj}$, as a refit without it does. With fewer columns
-than simulations all goes through Woodbury's formula, $A^{-1} = N^{-1/2} (I - T T') N^{-1/2}$ with
+residual $\alpha_j / (A^{-1})_{jj}$ with variance $1 / (A^{-1})_{jj}$, as a refit without it does. All goes through
+Woodbury's formula, $A^{-1} = N^{-1/2} (I - T T') N^{-1/2}$ with
 $T = N^{-1/2} F L'^{-1}$ and $L L' = I + F' N^{-1} F$: a few products of matrices of `m` by `r`.
 
 Every array may have leading axes, `...`: one regression for each.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,17 +16,21 @@ from scipy.linalg import lapack
 
 
 @dataclass(frozen=True)
-class Ridge(ABC):
+class Ridge:
     """A factorised regression.
 
     Attributes:
         root: Square roots of the noise variances `nu`, `(..., m)`.
         scaled: `N^{-1/2} F`, `(..., m, r)`.
+        inverse_root: `L^-1` of `L L' = I + F' N^{-1} F`, the inverse of the covariance of the coefficients, `(..., r, r)`.
+        half: `T`, `(..., m, r)`.
         diagonal: Diagonal of the inverse `A^-1`, `(..., m)`; NaN where the matrix is not positive definite to rounding.
     """
 
     root: np.ndarray
     scaled: np.ndarray
+    inverse_root: np.ndarray
+    half: np.ndarray
     diagonal: np.ndarray
 
     @staticmethod
@@ -36,26 +39,33 @@ class Ridge(ABC):
         root = noise_root(noise)
         return Ridge.of_scaled(factor / root[..., None], root)
 
-    @staticmethod
-    def of_scaled(scaled: np.ndarray, root: np.ndarray) -> "Ridge":
-        """Factorise. Cost: `m r^2` operations, or `m^3` where there are more columns than simulations."""
-        return _Narrow.of(scaled, root) if scaled.shape[-1] < root.shape[-1] else _Wide.of(scaled, root)
+    @classmethod
+    def of_scaled(cls, scaled: np.ndarray, root: np.ndarray) -> "Ridge":
+        """Factorise. Cost: `m r^2` operations."""
+        inverse = inverse_root(scaled.mT @ scaled + np.eye(scaled.shape[-1]))
+        half = scaled @ inverse.mT
+        diagonal = (1.0 - np.einsum("...r,...r->...", half, half)) / np.square(root)
+        return cls(root, scaled, inverse, half, diagonal)
 
-    @property
-    def inverse_root(self) -> np.ndarray:
-        """`L^-1` of `L L' = I + F' N^{-1} F`, the inverse of the covariance of the coefficients, `(..., r, r)`."""
-        return inverse_root(self.scaled.mT @ self.scaled + np.eye(self.scaled.shape[-1]))
-
-    @abstractmethod
     def solve_rows(self, right: np.ndarray) -> np.ndarray:
         """`A^-1 b` for every row `b` of a matrix, `(..., k, m)`."""
+        scaled = right / self.root[..., None, :]
+        return (scaled - (scaled @ self.half) @ self.half.mT) / self.root[..., None, :]
 
-    @abstractmethod
     def sandwich(self, weights: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For `B = A^-1 D A^-1` with `D = diag(weights)`: `N^{1/2} B F P`, `F' B F` and the trace of `N B`.
 
         `P` is zero but for its last rows, `(..., k, k)` and lower triangular.
         """
+        half, inverse = self.half, self.inverse_root
+        scaled, start = weights / np.square(self.root), half.shape[-1] - last.shape[-1]
+        middle = half.mT @ (half * scaled[..., None])
+        inner = inverse.mT @ middle @ inverse
+        onto = inverse[..., start:, start:] @ last
+        columns = half[..., start:] @ onto
+        columns *= scaled[..., None]
+        columns -= half @ (middle[..., start:] @ onto)
+        return columns, inner, scaled.sum(axis=-1) - np.linalg.trace(middle) - np.linalg.trace(inner)
 
     def solve(self, right: np.ndarray) -> np.ndarray:
         """`A^-1 b`, for `b` `(..., m)`."""
@@ -126,62 +136,6 @@ class Adjoint(NamedTuple):
     products: np.ndarray
     of_noise: np.ndarray
     of_target: np.ndarray
-
-
-@dataclass(frozen=True)
-class _Narrow(Ridge):
-    """Few columns: `half` is `T`, `inverse` is `L^-1`."""
-
-    half: np.ndarray
-    inverse: np.ndarray
-
-    @classmethod
-    def of(cls, scaled, root):
-        inverse = inverse_root(scaled.mT @ scaled + np.eye(scaled.shape[-1]))
-        half = scaled @ inverse.mT
-        return cls(root, scaled, (1.0 - np.einsum("...r,...r->...", half, half)) / np.square(root), half, inverse)
-
-    @property
-    def inverse_root(self):
-        return self.inverse
-
-    def solve_rows(self, right):
-        scaled = right / self.root[..., None, :]
-        return (scaled - (scaled @ self.half) @ self.half.mT) / self.root[..., None, :]
-
-    def sandwich(self, weights, last):
-        half, inverse = self.half, self.inverse
-        scaled, start = weights / np.square(self.root), half.shape[-1] - last.shape[-1]
-        middle = half.mT @ (half * scaled[..., None])
-        inner = inverse.mT @ middle @ inverse
-        onto = inverse[..., start:, start:] @ last
-        columns = half[..., start:] @ onto
-        columns *= scaled[..., None]
-        columns -= half @ (middle[..., start:] @ onto)
-        return columns, inner, scaled.sum(axis=-1) - np.linalg.trace(middle) - np.linalg.trace(inner)
-
-
-@dataclass(frozen=True)
-class _Wide(Ridge):
-    """Many columns: `inverse` is that of `N^{-1/2} A N^{-1/2}`."""
-
-    inverse: np.ndarray
-
-    @classmethod
-    def of(cls, scaled, root):
-        half = inverse_root(scaled @ scaled.mT + np.eye(root.shape[-1]))
-        inverse = half.mT @ half
-        return cls(root, scaled, np.linalg.diagonal(inverse) / np.square(root), inverse)
-
-    def solve_rows(self, right):
-        root = self.root[..., None, :]
-        return right / root @ self.inverse / root
-
-    def sandwich(self, weights, last):
-        whole = (self.inverse * (weights / np.square(self.root))[..., None, :]) @ self.inverse
-        columns = whole @ self.scaled
-        some = columns[..., columns.shape[-1] - last.shape[-1] :] @ last
-        return some, self.scaled.mT @ columns, np.linalg.trace(whole)
 
 
 def noise_root(noise: np.ndarray) -> np.ndarray:

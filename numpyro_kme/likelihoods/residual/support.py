@@ -13,8 +13,8 @@ A line in the middle of a statistic serves where its tails are heavy, as of Cauc
 transformation is then one of the noise. Of the statistic it would move outliers as far as all other simulations.
 """
 
+from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -29,23 +29,17 @@ from numpyro_kme.likelihoods.residual.location_scale import explained, start_loc
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
 from numpyro_kme.likelihoods.statistics import log_cosh
 
-TOGETHER = 5
-"""Statistics that one processor looks at, with one linear programme for all of them."""
-
 FEWEST, LOOKED_AT = 20, 500
-"""Simulations for each coefficient of a line; so many at least, if there are, tell whether there may be a bound. With
-200 one bound of exponential gaps in six was overlooked."""
+"""Simulations for each coefficient of a line, at least; so many tell whether there may be a bound. With 200 one bound of
+exponential gaps in six was overlooked."""
 
-NEAR, CROWDED, LOOKS_CROWDED = 0.1, 0.03, 0.067
-"""At a bound more than a fraction `CROWDED` of the gaps is below `NEAR` of their median, of exponential gaps
-`LOOKS_CROWDED`, which at first sight may be missed by 1.5 standard errors; at the end of a normal tail 1 % are, where
-scales vary up to 5 %, and as large a fraction more as the line has coefficients where it was fitted to them."""
+NEAR, CROWDED = 0.1, 0.067
+"""At a bound the fraction `CROWDED` of exponential gaps is below `NEAR` of their median, which chance may lower by 1.5
+standard errors; at the end of a normal tail 1 % are, where scales vary up to 5 %, and as large a fraction more as the
+line has coefficients."""
 
 TOUCHING = 1e-9
 """A gap below this, in standard deviations of the statistic, touches the line."""
-
-AT_FIRST = 5
-"""Constraints for each coefficient of a line that a linear programme begins with."""
 
 FAR, HEAVY, UNEVEN, TURNS = 4.0, 0.02, 0.02, 20
 """Tails are heavy if a larger fraction than `HEAVY` is beyond `FAR` robust standard deviations, and not because their
@@ -128,16 +122,13 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
         s: Statistics in robust standard deviations.
         rows: Simulations that are scored.
         bounds: Whether these, and lines in the middle, are looked for.
-    Cost: four linear programmes for each statistic, and one for each coefficient of a line that is used.
+    Cost: eight linear programmes for each statistic at most, and one for each coefficient of a line that is used.
     """
     n, found = s.shape[1], np.array(s)
     support = SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n))
     if not bounds:
         return support, found
-    columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
-    groups = np.array_split(np.arange(n), -(-n // TOGETHER))
-    lines = in_parallel(partial(_best_lines, at, columns, rows), [s[:, group] for group in groups])
-    for i, line in enumerate(chain.from_iterable(lines)):
+    for i, line in enumerate(in_parallel(partial(_best_line, at, rows), s.T)):
         if line is not None:
             support.offset[i], support.linear[i] = line.coefficients[0], line.coefficients[1:]
             support.width[i], support.side[i] = line.width, line.side
@@ -145,52 +136,52 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     return support, found
 
 
-def _best_lines(at, columns, rows, s) -> list[_Line | None]:
-    """For each of some statistics `(m, k)` the line that is worth it, of the bounds that it looks to have and one in
-    the middle."""
-    return [
-        _best_line(at, columns, rows, column, looks)
-        for column, looks in zip(s.T, _looking_crowded(columns, s, rows), strict=True)
-    ]
-
-
-def _best_line(at, columns, rows, column, looks) -> _Line | None:
-    """Of a statistic, given by which columns and on which sides there may be bounds."""
-    lines = [line for look in looks if (line := _bound(columns, column, rows, *look)) is not None]
+def _best_line(at: Inputs, rows: np.ndarray, column: np.ndarray) -> _Line | None:
+    """The line that is worth it, if there is one, of the bounds of a statistic and one in its middle."""
+    columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
+    few = np.arange(at.dim + 1), np.r_[0, at.dim + 1 : 2 * at.dim + 1]
+    lines = [line for side in (1.0, -1.0) for some in few for line in _bounds(columns, column, rows, some, side)]
     lines += _middles(at, columns, column, rows)
     # what a bound has to add to the held-out log density, in nats a simulation; a line in the middle little
     scores = [line.score(at, rows) - (0.03 if line.side == AROUND else 0.1) for line in lines]
     return lines[int(np.argmax(scores))] if lines and max(scores) > _score(at, column, rows) else None
 
 
-def _looking_crowded(columns, s, rows) -> list[list[tuple[np.ndarray, float]]]:
-    """For each statistic, by which columns, and on which side, a line looks like a bound on some of `rows`."""
-    dim, n = columns.shape[1] // 2, s.shape[1]
-    both = np.concatenate([s.T, -s.T])
-    found: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(n)]
-    for chosen in (np.arange(dim + 1), np.r_[0, dim + 1 : 2 * dim + 1]):
-        if len(rows) < FEWEST * len(chosen):
-            continue
-        few, some = columns[:, chosen], rows[: max(LOOKED_AT, FEWEST * len(chosen))]
-        least = LOOKS_CROWDED - 1.5 * np.sqrt(LOOKS_CROWDED / len(some)) + len(chosen) / len(some)
-        for i, line in enumerate(linear_lower_bounds(few[some], both[:, some]) @ few[some].T):
-            gaps = both[i, some] - line
-            # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a
-            # marginal transformation serves
-            if np.std(line) >= 0.1 * np.median(gaps) and _crowded(gaps, least):
-                found[i % n].append((chosen, 1.0 if i < n else -1.0))
-    return found
-
-
-def _bound(columns, column, rows, chosen, side) -> _Line | None:
-    """The bound of a statistic by lines in some columns, if simulations crowd at it."""
-    found, gaps = held_out_lower_bound(columns[:, chosen], side * column)
-    if not _crowded(gaps[rows]):
-        return None
-    coefficients, width = np.zeros(columns.shape[1]), max(np.median(-gaps[gaps < 0.0]), NARROWEST)
+def _bounds(columns, column, rows, chosen, side) -> Iterator[_Line]:
+    """The bound of a statistic by lines in some of the columns, if simulations crowd at it: on some rows, and on all."""
+    for subset in (rows[:LOOKED_AT], np.arange(len(columns))):
+        if len(subset) < FEWEST * len(chosen):
+            return
+        used, s = columns[np.ix_(subset, chosen)], side * column[subset]
+        found = lower_line(used, s)
+        gaps = s - used @ found
+        # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a
+        # marginal transformation serves; there is none to NaN
+        if not np.std(used @ found) >= 0.1 * np.median(gaps) or not _crowded(gaps, len(chosen)):
+            return
+    held = np.flatnonzero(gaps < TOUCHING)  # only these hold the line
+    for i in held:
+        gaps[i] = s[i] - used[i] @ lower_line(np.delete(used, i, axis=0), np.delete(s, i))
+    width, coefficients = max(np.median(-gaps[held]), NARROWEST), np.zeros(columns.shape[1])
     coefficients[chosen] = side * found
     coefficients[0] += side * width
-    return _Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width))
+    if np.isfinite(width):
+        yield _Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width))
+
+
+def lower_line(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """Coefficients `(p,)` of the closest line `columns @ c <= s`, by a linear programme; NaN where there is none."""
+    # there is nothing to leave out, and looking takes longer
+    how: dict[str, Any] = {"bounds": (-STEEPEST, STEEPEST), "options": {"presolve": False}}
+    found = scipy.optimize.linprog(-columns.mean(axis=0), A_ub=columns, b_ub=s, **how).x
+    return np.full(columns.shape[1], np.nan) if found is None else found
+
+
+def _crowded(gaps: np.ndarray, coefficients: int) -> bool:
+    """Whether a larger fraction of gaps than chance allows is near a line with so many coefficients."""
+    inside = gaps[gaps > TOUCHING]
+    least = CROWDED - 1.5 * np.sqrt(CROWDED / len(gaps)) + coefficients / len(gaps)
+    return len(inside) > len(gaps) // 2 and np.mean(inside < NEAR * np.median(inside)) > least
 
 
 def _middles(at, columns, s, rows):
@@ -224,63 +215,6 @@ def robust_line(columns: np.ndarray, s: np.ndarray, turns: int) -> tuple[np.ndar
         if np.max(np.abs(gaps - before)) < STILL * scale:
             break
     return found, gaps / (1.0 - np.sum((columns @ inverse) * weighted, axis=1))
-
-
-def _crowded(gaps, least=CROWDED):
-    inside = gaps[gaps > TOUCHING]
-    return len(inside) > len(gaps) // 2 and np.mean(inside < NEAR * np.median(inside)) > least
-
-
-def linear_lower_bounds(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Coefficients `(k, p)` of the closest lines `columns @ c <= s_i` for each of `k` rows `s_i` `(m,)`.
-
-    NaN where there is none. A simulation of infinite value is left out.
-
-    By one linear programme of separate blocks, each with the constraints that are nearest to a regression, to which
-    those that are violated are added until none is.
-    """
-    here, found = np.isfinite(s), np.full((len(s), columns.shape[1]), np.nan)
-    costs = -(here @ columns) / here.sum(axis=1, keepdims=True)
-    regressed = np.linalg.lstsq(columns, np.where(here, s, 0.0).T, rcond=None)[0]
-    nearest = np.argsort(s - (columns @ regressed).T)[:, : AT_FIRST * columns.shape[1]]
-    active = [some[finite[some]] for some, finite in zip(nearest, here, strict=True)]
-    missing = np.arange(len(s))
-    while len(missing):
-        found[missing] = _programmes(columns, s[missing], costs[missing], [active[i] for i in missing])
-        gaps = s[missing] - found[missing] @ columns.T
-        for i, gap in zip(missing, gaps, strict=True):
-            worst = np.setdiff1d(np.argsort(gap)[:100], active[i])
-            active[i] = np.concatenate([active[i], worst[gap[worst] < -TOUCHING]])
-        missing = missing[np.any(gaps < -TOUCHING, axis=1)]
-    return found
-
-
-def _programmes(columns, s, costs, active):
-    """Lines below the active constraints, all at once; one by one where one of them has none."""
-    blocks = scipy.sparse.block_diag([scipy.sparse.coo_array(columns[some]) for some in active], format="csc")
-    ends = np.concatenate([row[some] for row, some in zip(s, active, strict=True)])
-    bounds, how = (-STEEPEST, STEEPEST), {"presolve": False}  # there is nothing to leave out, and looking takes longer
-    at_once = scipy.optimize.linprog(costs.ravel(), A_ub=blocks, b_ub=ends, bounds=bounds, options=how).x
-    if at_once is not None:
-        return at_once.reshape(costs.shape)
-    if len(s) == 1:
-        return np.full(costs.shape, np.nan)
-    return np.concatenate([_programmes(columns, s[[i]], costs[[i]], [some]) for i, some in enumerate(active)])
-
-
-def held_out_lower_bound(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The closest line, and the gaps of all simulations `(m,)` from lines without them.
-
-    Only the simulations that touch the line hold it.
-    """
-    found = linear_lower_bounds(columns, s[None])[0]
-    gaps = s - columns @ found
-    held = np.flatnonzero(gaps < TOUCHING)
-    without = np.tile(s, (len(held), 1))
-    without[np.arange(len(held)), held] = np.inf
-    if len(held):
-        gaps[held] = s[held] - np.sum(columns[held] * linear_lower_bounds(columns, without), axis=1)
-    return found, gaps
 
 
 def _score(at, s, rows):

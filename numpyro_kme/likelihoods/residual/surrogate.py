@@ -78,6 +78,7 @@ class ResidualSurrogate(Surrogate):
         residuals: Held-out standardised residuals `u` of the simulations, `(m, n)`, from which `marginal` learns; None
             in what only evaluates.
         unmoved: Which statistics are embedded as they are, with location 0 and scale 1, `(n,)`.
+        simulated: Coordinates of the simulations, `(m, D)`.
         form: The settings (static).
     """
 
@@ -96,6 +97,7 @@ class ResidualSurrogate(Surrogate):
     improvements: ScoreImprovements
     residuals: ArrayLike | None
     unmoved: ArrayLike
+    simulated: ArrayLike
     form: Any = field(metadata=dict(static=True))
 
     @property
@@ -112,7 +114,7 @@ class ResidualSurrogate(Surrogate):
     @property
     def dim(self):
         """Number of coordinates."""
-        return np.shape(self.density.weights.points)[1]
+        return len(self.region.low)
 
     def named(self, names: Sequence[str]) -> "ResidualSurrogate":
         """As `Surrogate.named`."""
@@ -159,14 +161,14 @@ class ResidualSurrogate(Surrogate):
         parts: dict[str, Any] = {"location": self.location.trimmed(), "log_scale": self.log_scale.trimmed()}
         if self._rounding() <= ROUNDING:
             parts = {name: short(part) for name, part in parts.items()}
-        return replace(self, density=short(self.density.trimmed()), decorrelation=triangular, **parts)
+        return replace(self, density=short(self.density.tabulated()), decorrelation=triangular, **parts)
 
     def _rounding(self) -> float:
         """Largest error of locations, in residual standard deviations, and of log scales in float32.
 
         Over at most 300 simulations; NaN where float32 cannot hold them.
         """
-        z, parts = np.asarray(self.density.weights.points)[:300], (self.location, self.log_scale)
+        z, parts = np.asarray(self.simulated)[:300], (self.location, self.log_scale)
         with np.errstate(all="ignore"):
             location, log_scale = ([part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in parts)
             errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
@@ -200,7 +202,7 @@ class ResidualSurrogate(Surrogate):
         if np.array_equal(chosen, np.arange(len(self.transform.kept))):
             return self
         residuals, unmoved = np.asarray(self.residuals)[:, chosen], np.asarray(self.unmoved)[chosen]
-        learnt = self.form.dependence(np.asarray(self.density.weights.points), residuals, unmoved)
+        learnt = self.form.dependence(np.asarray(self.simulated), residuals, unmoved)
         some = partial(jax.tree.map, lambda leaf: np.asarray(leaf)[chosen])
         information, slopes = np.asarray(self.location_information)[chosen], self.slopes.some(chosen)
         weights = (information + slopes.scale_information).sum(axis=0)
@@ -208,7 +210,7 @@ class ResidualSurrogate(Surrogate):
         return replace(
             self,
             transform=self.transform.some(chosen),
-            region=Region.of(np.asarray(self.density.weights.points), weights),
+            region=Region.of(np.asarray(self.simulated), weights),
             location_information=information,
             slopes=slopes,
             support=some(self.support),
@@ -294,7 +296,7 @@ class ResidualSurrogate(Surrogate):
         density, curved_map = self.density, self.decorrelation.curved
         unusual = {"embedded as they are": self.unmoved, "heavy tails around a line": self.support.side == AROUND}
         # A log scale that varies by more than this over the simulations changes
-        changes = np.std(self.log_scale.on_host(np.asarray(density.weights.points)[:300]), axis=0) > 0.1
+        changes = np.std(self.log_scale.on_host(np.asarray(self.simulated)[:300]), axis=0) > 0.1
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
             "form": "location-scale kernel means likelihood",
@@ -309,10 +311,16 @@ class ResidualSurrogate(Surrogate):
                 f"{part} {round(float(np.sum(nats)), 2) + 0.0:.2f}" for part, nats in vars(self.improvements).items()
             ),
             **({} if curved_map is None else {"given those before": self._list(curved_map.used())}),
-            **({} if density.product is None else {"residuals": density.product.told}),
-            "eps": np.asarray(density.eps),
-            "beta": float(density.weights.beta),
-            "lam": float(density.weights.ridge) / len(density.weights.points),
+            **(
+                {}
+                if density.apart is None
+                else {
+                    "residuals": f"each by itself, a product of their densities, in a mixture "
+                    f"with weight {float(density.proportion):.0%}"
+                }
+            ),
+            "eps": float(density.together.eps),
+            "beta": float(density.together.weights.beta),
             "mutual information": self.informativeness()[1],
         }
 

@@ -1,4 +1,4 @@
-"""Kernels of single residuals on a grid: a density at many residuals, by one row of a table for each point."""
+r"""Kernels of single residuals on a grid: a density at many residuals, by one row of a table for each point."""
 
 from math import prod
 from typing import TYPE_CHECKING
@@ -10,11 +10,10 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.mixture import log_heavy_tailed, log_kernels_at
 
 if TYPE_CHECKING:
-    from numpyro_kme.likelihoods.residual.density import ResidualDensity
+    from numpyro_kme.likelihoods.residual.density import KernelMixture
 
-FINEST = 0.25
-"""Distance of grid points, in bandwidths of the narrowest kernel: log densities err by about 1e-4, and by 3e-3 where a
-narrow kernel ends in a wider one."""
+FINEST, LARGEST = 0.12, 4000
+"""Distance of grid points, in bandwidths of the narrowest kernel: log densities err by about 2e-3; most grid points."""
 
 NEAR, REACH = 4.0, 7.0
 """Bandwidths to which grid points are as near as that, and to which kernels are tabulated; the heavy-tailed density is
@@ -22,9 +21,6 @@ larger beyond."""
 
 SMALLEST = 1e-25
 """A kernel that is smaller is 0: products of numbers that are hardly any take processors fifty times as long."""
-
-LARGEST = 2000
-"""Most grid points of a table that pays."""
 
 PAYS = 100
 """Grid points that cost a row of the table what a residual costs without it."""
@@ -34,8 +30,8 @@ PAYS = 100
 class Tabulated:
     r"""Kernels `N_j` of a density of single residuals at points that are equally far apart in $\operatorname{arcsinh}$.
 
-    Between them the log of their mixture is interpolated by cubic polynomials. A row, one product of a vector and a
-    matrix, serves all residuals at the same coordinates.
+    Between them the log of their mixture is interpolated. A row, one product of a vector and a matrix, serves all
+    residuals at the same coordinates.
 
     Attributes:
         low, step: First point and distance of two, in $\operatorname{arcsinh}$, scalars.
@@ -47,20 +43,19 @@ class Tabulated:
     kernels: Array
 
     @classmethod
-    def of(cls, density: "ResidualDensity") -> "Tabulated | None":
+    def of(cls, density: "KernelMixture") -> "Tabulated | None":
         """Of kernels around single residuals; None around vectors, or where they would need a large table."""
-        eps, residuals = np.asarray(density.eps, np.float64), np.asarray(density.residuals, np.float64)
-        if len(eps) > 1:
+        (residuals,), eps = np.asarray(density.residuals, np.float64), np.asarray(density.eps, np.float64)
+        if residuals.shape[1] > 1:
             return None
-        centres, widths = np.sqrt(1.0 - eps**2) * residuals[:, 0], eps * np.asarray(density.factors).ravel()
+        centres, widths = np.sqrt(1.0 - eps**2) * residuals[:, 0], eps * np.asarray(density.factors)[0]
         step = FINEST * np.min(widths / np.hypot(1.0, np.abs(centres) + NEAR * widths))
         low, high = (np.arcsinh(f(centres + side * REACH * widths)) for f, side in ((np.min, -1), (np.max, 1)))
-        size = (high - low) / step
-        if not size < LARGEST - 4:
+        if not (high - low) / step < LARGEST:
             return None
-        v = np.sinh(low + step * np.arange(-1, np.ceil(size) + 3))[:, None]
-        kernels = np.exp(log_kernels_at(v, residuals, eps, density.factors, np)).T
-        return cls(np.array(low - step), np.array(step), np.where(kernels < SMALLEST, 0.0, kernels))
+        v = np.sinh(np.arange(low, high + step, step))[:, None]
+        kernels = np.exp(log_kernels_at(v, residuals, eps[None], density.factors[0], np)).T
+        return cls(low, step, np.where(kernels < SMALLEST, 0.0, kernels))
 
     def serves(self, v: np.ndarray, z: np.ndarray) -> bool:
         """Whether residuals `(..., 1)` are many for the points `(..., D)` that they share."""
@@ -74,12 +69,8 @@ class Tabulated:
         rows /= flat.sum(axis=1, keepdims=True)
         logs = np.log(np.maximum(rows, np.finfo(rows.dtype).tiny, out=rows), out=rows).ravel()
         place = (np.arcsinh(v[..., 0]) - self.low) / self.step
-        first = np.clip(place, 1.0, width - 3.0).astype(np.int64)
-        t = np.clip(place - first, 0.0, 1.0)
-        place_of_row = width * np.arange(len(flat)).reshape(weights.shape[:-1])
-        before, left, right, after = (logs[place_of_row + first + k] for k in (-1, 0, 1, 2))
-        inner = (1.0 + t) * (2.0 - t) * ((1.0 - t) * left + t * right) / 2.0
-        found = inner - t * (1.0 - t) * ((2.0 - t) * before + (1.0 + t) * after) / 6.0
-        within = (place >= 1.0) & (place <= width - 2.0)
-        near = np.where(within, found, -np.inf) + np.log1p(-heavy_tailed_weight)
+        left = np.clip(place, 0.0, width - 2.0).astype(np.int64)
+        number = width * np.arange(len(flat)).reshape(weights.shape[:-1]) + left
+        found = logs[number] + (place - left) * (logs[number + 1] - logs[number])
+        near = np.where((place >= 0.0) & (place <= width - 1.0), found, -np.inf) + np.log1p(-heavy_tailed_weight)
         return np.logaddexp(near, np.log(heavy_tailed_weight) + log_heavy_tailed(v))

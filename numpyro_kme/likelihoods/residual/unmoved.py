@@ -8,16 +8,13 @@ keeps them.
 
 import numpy as np
 
-from numpyro_kme.likelihoods.residual.bandwidth_learning import HeldOutWeights
-from numpyro_kme.likelihoods.residual.density import Bandwidths
-from numpyro_kme.likelihoods.residual.product_learning import SIGNIFICANT, alone
+from numpyro_kme.likelihoods.residual.bandwidths import Bandwidths, log_densities_alone
 
-WORTH = 0.05
-"""Improvement of the held-out log density, in nats, that a statistic as it is has to make."""
+WORTH, SIGNIFICANT = 0.05, 3.0
+"""Improvement of the held-out log density, in nats and in its standard errors, that a statistic as it is has to make."""
 
-LENGTH, LAM = 1.5, 0.03
-"""Length scale of the weights, times the root of the number of coordinates, and their regularisation, where nothing is
-learnt yet."""
+TRIED = Bandwidths(1.5, 0.03, 0.25, 0.0)
+"""Bandwidths where nothing is learnt yet, `beta` times the root of the number of coordinates."""
 
 LOOKED_AT = 300, 1000
 """Simulations that tell, half of those that are scored but between these: of 10,000 in all, 300 overlooked one
@@ -36,8 +33,11 @@ def chosen(z: np.ndarray, statistics: np.ndarray, residuals: np.ndarray, gained:
     """
     some = slice(int(np.clip(len(z) // 2, *LOOKED_AT)))
     z, statistics, residuals = (np.asarray(part[some], np.float32) for part in (z, statistics, residuals))
-    (bandwidths,) = Bandwidths.around(1, (0.5,), (LENGTH * np.sqrt(z.shape[1]),), (LAM,), (0.0,))
-    weights = HeldOutWeights.of(bandwidths, z).positive
-    columns = zip(statistics.T[:, :, None], residuals.T[:, :, None])
-    better = np.array([alone(own, weights) - alone(rest, weights) for own, rest in columns]) - gained[:, None]
-    return better.mean(axis=1) > np.maximum(WORTH, SIGNIFICANT * better.std(axis=1) / np.sqrt(len(z)))
+    at = tried(z.shape[1])
+    better = log_densities_alone(z, statistics, at) - log_densities_alone(z, residuals, at) - gained
+    return better.mean(axis=0) > np.maximum(WORTH, SIGNIFICANT * better.std(axis=0) / np.sqrt(len(z)))
+
+
+def tried(dim: int) -> Bandwidths:
+    """Bandwidths for so many coordinates where nothing is learnt yet."""
+    return TRIED._replace(beta=TRIED.beta * float(np.sqrt(dim)))
