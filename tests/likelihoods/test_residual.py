@@ -14,7 +14,7 @@ from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.residual import form as residual_form
-from numpyro_kme.likelihoods.residual.bandwidth_learning import learn_bandwidths
+from numpyro_kme.likelihoods.residual.bandwidths import learn
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.samplers.importance import signed_logs
 
@@ -293,24 +293,13 @@ def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
     np.testing.assert_allclose(brief, full, atol=1e-3)
 
 
-def test_the_brief_version_is_short_where_rounding_is_harmless(linear):
-    with jax.enable_x64(True):
-        by_numpy, points = linear[1].at(np.array([0.5])), jnp.asarray(linear[0][:30])
-        at = jax.tree.map(jnp.asarray, by_numpy)
-        brief = at.brief()
-        learnt, rounded = at.surrogate, brief.surrogate
-        assert rounded.location.points.dtype == rounded.log_scale.points.dtype == np.float32
-        full, short = (one.log_densities(linear[0][:30]) for one in (by_numpy, by_numpy.brief()))
-        np.testing.assert_allclose(short, full, atol=1e-3)
-        for part in (learnt.location, learnt.log_scale):
-            values, derivatives = values_and_slopes(part, points)
-            np.testing.assert_allclose(part.on_host(np.asarray(points)), values, rtol=1e-10, atol=1e-12)
-            np.testing.assert_allclose(part.slopes(np.asarray(points)), derivatives, rtol=1e-8, atol=1e-10)
-        beyond = dataclasses.replace(learnt.location, offset=jnp.array([1e39]))
-        both = dataclasses.replace(beyond, linear=learnt.location.linear - 1e39)
-        for location in (beyond, both):
-            one = dataclasses.replace(at, surrogate=dataclasses.replace(learnt, location=location))
-            assert one.brief().surrogate.location.points.dtype == np.float64
+@pytest.mark.x64
+def test_slopes_of_functions_are_their_derivatives(linear):
+    points = jnp.asarray(linear[0][:30])
+    for part in (linear[1].location, linear[1].log_scale):
+        values, derivatives = values_and_slopes(part, points)
+        np.testing.assert_allclose(part.on_host(np.asarray(points)), values, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(part.slopes(np.asarray(points)), derivatives, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("number", [0, 2.5])
@@ -324,9 +313,9 @@ def test_learning_uses_one_blas_thread_and_gives_the_others_back(monkeypatch):
 
     def spy(*args):
         threads.append(blas_threads())
-        return learn_bandwidths(*args)
+        return learn(*args)
 
-    monkeypatch.setattr(residual_form, "learn_bandwidths", spy)
+    monkeypatch.setattr(residual_form, "learn", spy)
     before = blas_threads()
     FORM.fit(*linear_simulations(20, 0))
     assert threads == [{1}] and blas_threads() == before

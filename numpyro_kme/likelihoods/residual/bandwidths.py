@@ -6,6 +6,7 @@ $P = B - B 1 1' B / 1' B 1$ and $B = (K + m \lambda I)^{-1}$.
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from math import log, pi
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
 
 PRIOR_COUNT, LARGEST_WEIGHT = 0.05, 0.2
-"""The heavy-tailed weight follows the held-out simulations, and this many more that are of that component; its bound."""
+"""The heavy-tailed weight follows the held-out simulations, and this many more of that component; its bound."""
 
 PILOTS, ROWS = 4000, 1000
 """Pilot densities are of at most this many simulations, computed for this many at a time."""
@@ -87,13 +88,14 @@ class _Kernels(NamedTuple):
 def learn(z: np.ndarray, blocks: list[np.ndarray]) -> Learnt:
     """Maximise the held-out log density of blocks of residuals, `(m, k)` each, all of the same bandwidths.
 
-    Cost: `m^3` for each of twenty-four pairs of `beta` and `lam`, `b m^2` kernels for each of twenty-eight of the
+    Cost: `m^3` for each of about twenty pairs of `beta` and `lam`, `b m^2` kernels for each of twenty-eight of the
     others.
     """
     now, root, tails = BEGIN, float(np.sqrt(z.shape[1])), [log_heavy_tailed(block) for block in blocks]
 
-    def weights_of(found: Bandwidths) -> np.ndarray:
-        return held_out_weights(z, root * found.beta, found.lam)
+    @cache
+    def weights_of(beta: float, lam: float) -> np.ndarray:
+        return held_out_weights(z, root * beta, lam)
 
     def kernels_of(found: Bandwidths) -> list[_Kernels]:
         return [_Kernels.of(block, found.eps, found.sensitivity) for block in blocks]
@@ -102,13 +104,15 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> Learnt:
         return float(np.mean(log_product(kernels, weights, tails)))
 
     for _ in range(SWEEPS):
-        weights = weights_of(now)
+        weights = weights_of(now.beta, now.lam)
         for name, values in (("eps", EPSES), ("sensitivity", SENSITIVITIES)):
             now = _best(now, name, values, lambda found, weights=weights: score(kernels_of(found), weights))
         kernels = kernels_of(now)
         for name, values in (("beta", BETAS), ("lam", LAMS)):
-            now = _best(now, name, values, lambda found, kernels=kernels: score(kernels, weights_of(found)))
-    weights = weights_of(now)
+            now = _best(
+                now, name, values, lambda found, kernels=kernels: score(kernels, weights_of(found.beta, found.lam))
+            )
+    weights = weights_of(now.beta, now.lam)
     mixtures = [kernel.log_mixture(weights) for kernel in kernels]
     tail_weights = np.array([_heavy_tailed_weight(mixture, tail) for mixture, tail in zip(mixtures, tails)])
     return Learnt(now._replace(beta=root * now.beta), log_product(kernels, weights, tails), tail_weights)

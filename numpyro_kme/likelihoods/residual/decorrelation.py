@@ -119,7 +119,7 @@ def _decorrelated(z, u, rows, chosen, k):
 
 
 def _ridge(z: np.ndarray, before: np.ndarray, amplitude: float, change: float) -> Ridge:
-    """The regression on columns `a h_k` and `a b h_k z_d`, the latter left out where `b` is 0, in units of the noise."""
+    """The regression on columns `a h_k` and `a b h_k z_d`, in units of the noise."""
     along = np.concatenate([np.ones((len(z), 1)), change * z], axis=1) if change else np.ones((len(z), 1))
     factor = amplitude * before[:, :, None] * along[:, None, :]
     return Ridge.of(factor.reshape(len(z), -1), np.ones(len(z)))

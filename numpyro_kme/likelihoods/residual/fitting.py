@@ -1,17 +1,14 @@
 """Location and scale of some statistics, learnt in turn on some simulations and fitted to all."""
 
 from collections.abc import Sequence
-from functools import partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.location_scale import Location, ScaleFunction, learn_location, winsorised_rms
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, Regression
+from numpyro_kme.likelihoods.residual.smoothness import Inputs
 
 MOST_TURNS = 8
 """Location and scale are learnt in turn so many times at most: where the scale spans many orders of magnitude, what a
@@ -19,6 +16,7 @@ location can be known to follows from the scale, and the least scale from that."
 
 NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
+
 
 ROUNDED = 1.25
 """A location that is off at its own simulations by more residual standard deviations than this is off by rounding."""
@@ -62,13 +60,18 @@ def fit_statistics(form: Any, at: Inputs, rows: np.ndarray, x: np.ndarray, locat
         noise, size = _noise(form, at, found.held_out.residual, scale, 2, 0)
         if number > 0 and _settled(size, before).all():
             break
-    residuals = found.held_out.residual * np.exp(-scale.held_out) / _unknown(location, found, size)
+    residuals = found.held_out.residual * np.exp(-scale.held_out)
     rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
     log_scale = scale.offset + np.log(rest)
     size = np.exp(log_scale[:, None] + scale.fitted - scale.offset[:, None])
     log_scales = scale.last or found.again(np.zeros(x.shape))
     of_location = RidgeFunctions.of(found, np.zeros(len(x)), NEGLIGIBLE * size)
-    residuals, log_scale = _above_rounding(location, of_location, at, x, size, residuals / rest[:, None], log_scale)
+    # with so little noise that a simplified function is off by more, residuals and scales are those of the function
+    off = (location.target(x) - of_location.on_host(at.z).T) / size
+    rounding = winsorised_rms(off)
+    rounded = rounding > ROUNDED
+    residuals = np.where(rounded[:, None], off / rounding[:, None], residuals / rest[:, None])
+    log_scale += np.where(rounded, np.log(rounding), 0.0)
     return Fits(
         location,
         (of_location, RidgeFunctions.of(log_scales, log_scale, np.full(x.shape, NEGLIGIBLE))),
@@ -80,52 +83,17 @@ def fit_statistics(form: Any, at: Inputs, rows: np.ndarray, x: np.ndarray, locat
 
 
 def _learnt(form: Any, at: Inputs, x: np.ndarray, location: Location) -> tuple[Location, ScaleFunction]:
-    """Hyperparameters of locations and of log scales, in turn until the scale of a statistic stays what it is: the
-    others go on without it."""
-    scale, left = ScaleFunction(at.dim, *x.shape), np.arange(len(x))
-    found, now, inverses = (location, scale.smoothness), scale, None
+    """Hyperparameters of locations and of log scales, in turn until scales stay what they are."""
+    scale, inverses = ScaleFunction(at.dim, *x.shape), None
     noise = size = np.ones(x.shape)
     for number in range(MOST_TURNS):
         steps, before = form.steps // (1 if number == 0 else 2), size
-        location, inverses = learn_location(
-            location, at, x[left], noise, size, steps, form.transform_marginals, inverses
-        )
-        residuals = location.fit(location.smoothness.enough(at), x[left], noise).held_out.residual
-        noise, size = _noise(form, at, residuals, now, 2, form.steps // 3)
-        found = jax.tree.map(partial(_put, left), found, (location, now.smoothness))
-        more = ~_settled(size, before) | (number == 0)
-        if not more.any():
+        location, inverses = learn_location(location, at, x, noise, size, steps, form.transform_marginals, inverses)
+        residuals = location.fit(location.smoothness.enough(at), x, noise).held_out.residual
+        noise, size = _noise(form, at, residuals, scale, 2, form.steps // 3)
+        if number > 0 and _settled(size, before).all():
             break
-        left, noise, size, inverses = left[more], noise[more], size[more], inverses[more]
-        location, now, at = jax.tree.map(itemgetter(more), location), now.some(more), at.of(more)
-    scale.smoothness = found[1]
-    return found[0], scale
-
-
-def _put(rows: np.ndarray, whole: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """A copy of an array with some rows replaced."""
-    whole = np.array(whole)
-    whole[rows] = part
-    return whole
-
-
-def _unknown(location: Location, found: Regression, size: np.ndarray) -> np.ndarray:
-    """Standard deviations `(n, m)` of what locations without that simulation are off by, in those of the noise, where
-    above 1: of the held-out residual of a simulation that is alone hardly anything is noise, and the embedding would
-    take it for noise everywhere."""
-    variance = found.held_out.variance - np.square(found.held_out.ridge.root)
-    noise = np.exp(2.0 * np.asarray(location.smoothness.noise))[:, None] * size
-    return np.sqrt(np.maximum(variance / noise, 1.0))
-
-
-def _above_rounding(location, function: RidgeFunctions, at: Inputs, x, size, residuals, log_scale):
-    """Residuals `(n, m)`, of rms 1, and log scales `(n,)`, as held-out simulations say; or, of a statistic with so
-    little noise that the rounded `function` is off by more than `size`, `(n, m)`, those of the function as it is."""
-    found = (location.target(x) - function.on_host(at.z).T) / size
-    off = winsorised_rms(found)
-    rounded = off > ROUNDED
-    residuals = np.where(rounded[:, None], found / off[:, None], residuals)
-    return residuals, np.where(rounded, log_scale + np.log(off), log_scale)
+    return location, scale
 
 
 def _settled(size, before) -> np.ndarray:

@@ -16,7 +16,6 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.threads import in_parallel
-from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual import unmoved
@@ -29,7 +28,7 @@ from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
 from numpyro_kme.likelihoods.residual.location_scale import start_locations
 from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, line_slopes
-from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
+from numpyro_kme.likelihoods.residual.support import fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties, log_cosh
 
@@ -142,13 +141,13 @@ class ResidualKernelMeans(Form):
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals and self.bounds)
-        units = _Units.of(bounded, support, -np.asarray(transform.centre) / transform.scale)
-        scaled, n = units.scaled(bounded), bounded.shape[1]
-        fits = in_parallel(partial(_fit, self, at, rows, scaled.T, units.zero), at.groups(np.arange(n)))
+        zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
+        clipped, n = _clipped(bounded), bounded.shape[1]
+        fits = in_parallel(partial(_fit, self, at, rows, clipped.T, zero), at.groups(np.arange(n)))
         residuals = np.concatenate([fit.residuals for fit in fits]).T
         gained = np.concatenate([[fit.location_improvement, fit.scale_improvement] for fit in fits], axis=1)
         location, log_scale = fitted_functions(fits)
-        marginals = _marginals(fits, scaled, units)
+        marginals = _marginals(fits, clipped)
         learnt = self.dependence(z, residuals)
         as_they_are = self._as_they_are(z, np.asarray(marginals(bounded, np)), residuals, gained.sum(axis=0), learnt)
         information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[first[:300]])
@@ -253,26 +252,11 @@ class Dependence(NamedTuple):
     unmoved: np.ndarray
 
 
-class _Units(NamedTuple):
-    """Middles, robust standard deviations and zeros, `(n,)`, of statistics, or of what bounds put in their place."""
-
-    centre: np.ndarray
-    scale: np.ndarray
-    zero: np.ndarray
-
-    @classmethod
-    def of(cls, s: np.ndarray, support: SupportBounds, zero: np.ndarray) -> "_Units":
-        """Units of statistics `(m, n)`; those without a bound keep theirs, and their `zero`."""
-        bounded = support.side != 0.0
-        centre = np.where(bounded, np.median(s, axis=0), 0.0)
-        scale = np.array([robust_standard_deviation(column) if own else 1.0 for column, own in zip(s.T, bounded)])
-        return cls(centre, scale, np.where(bounded, -centre / scale, zero))
-
-    def scaled(self, s: np.ndarray) -> np.ndarray:
-        """In their own units, clipped where far outside the bulk."""
-        scores = np.arcsinh((s - self.centre) / self.scale)
-        low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
-        return np.sinh(np.clip(scores, low - REACH, high + REACH))
+def _clipped(s: np.ndarray) -> np.ndarray:
+    """Statistics `(m, n)`, clipped where far outside the bulk."""
+    scores = np.arcsinh(s)
+    low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
+    return np.sinh(np.clip(scores, low - REACH, high + REACH))
 
 
 def _fit(form, at, rows, scaled, zero, group):
@@ -282,12 +266,11 @@ def _fit(form, at, rows, scaled, zero, group):
     return fit_statistics(form, at, rows, x, starts, int(group[0]))
 
 
-def _marginals(fits, scaled, units: _Units) -> MarginalTransform:
+def _marginals(fits, clipped) -> MarginalTransform:
     """The learnt transformations, of statistics in robust standard deviations."""
     centre = np.concatenate([fit.location.centre for fit in fits])
     width = np.exp(np.concatenate([fit.location.log_width for fit in fits]))
-    v = np.arcsinh((scaled - centre) / width)
-    centre, width = units.centre + centre * units.scale, width * units.scale
+    v = np.arcsinh((clipped - centre) / width)
     return MarginalTransform(centre, width, np.mean(v, axis=0), np.std(v, axis=0))
 
 

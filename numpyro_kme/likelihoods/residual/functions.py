@@ -131,13 +131,13 @@ def padded(size: int, least: int = 64, coarse: int = 256) -> int:
 
 
 def _simplified(basis: np.ndarray, kernels: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of the columns of `basis` `(m, b)`, and of the first few of the `kernels` `(m, r)`, with which the function
-    `kernels @ weights` is matched to 1 everywhere, by least squares; all kernels where half of the points would be
-    needed, since a match at these says little of others."""
+    """Weights of the columns of `basis` `(m, b)`, and of the first few of the `kernels` `(m, r)`, with which they match
+    `kernels @ weights` to 1 everywhere, by least squares; all kernels where half of the points would be needed, since a
+    match at these says little of others."""
     target, count = kernels @ weights, 0
     while count < len(weights) and 2 * (basis.shape[1] + count) < len(kernels):
         columns = np.concatenate([basis, kernels[:, :count]], axis=1)
-        found = np.linalg.lstsq(columns, target, rcond=1e-12)[0]
+        found = np.linalg.lstsq(columns, target, rcond=1e-6)[0]
         if np.all(np.abs(target - columns @ found) <= 1.0):
             return found[: basis.shape[1]], found[basis.shape[1] :]
         count = max(4, 2 * count)

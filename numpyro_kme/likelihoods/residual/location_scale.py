@@ -1,8 +1,6 @@
 """Location and scale of a statistic given the coordinates, after a marginal transformation that is learnt with them."""
 
-from copy import copy
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -272,14 +270,6 @@ class ScaleFunction:
         self.offset, self.fitted, self.held_out = np.zeros(n), np.zeros((n, size)), np.zeros((n, size))
         self.last: Regression | None = None
         self._inverses = diagonal(1.0 / ravel(self.smoothness.curvature(size), 1))
-
-    def some(self, rows: np.ndarray) -> "ScaleFunction":
-        """Those of some statistics."""
-        found = copy(self)
-        found.smoothness = jax.tree.map(itemgetter(rows), self.smoothness)
-        found.offset, found.fitted, found.held_out = self.offset[rows], self.fitted[rows], self.held_out[rows]
-        found.last, found._inverses = None, self._inverses[rows]
-        return found
 
     def update(self, at: Inputs, residuals: np.ndarray, rounds: int, steps: int) -> None:
         """Fit to residuals `(n, m)` in `rounds` scoring steps; in the last hyperparameters get `steps` iterations."""

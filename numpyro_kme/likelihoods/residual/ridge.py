@@ -22,9 +22,9 @@ class Ridge:
     Attributes:
         root: Square roots of the noise variances `nu`, `(..., m)`.
         scaled: `N^{-1/2} F`, `(..., m, r)`.
-        inverse_root: `L^-1` of `L L' = I + F' N^{-1} F`, the inverse of the covariance of the coefficients, `(..., r, r)`.
+        inverse_root: `L^-1` of `L L' = I + F' N^{-1} F`, the inverse covariance of the coefficients, `(..., r, r)`.
         half: `T`, `(..., m, r)`.
-        diagonal: Diagonal of the inverse `A^-1`, `(..., m)`; NaN where the matrix is not positive definite to rounding.
+        diagonal: Diagonal of the inverse `A^-1`, `(..., m)`; NaN where a matrix is not positive definite to rounding.
     """
 
     root: np.ndarray

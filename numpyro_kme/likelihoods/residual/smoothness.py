@@ -86,10 +86,6 @@ class Inputs:
         """Some of the simulations, with all inducing points."""
         return replace(self, z=self.z[rows])
 
-    def of(self, regressions: np.ndarray) -> "Inputs":
-        """For some of the regressions."""
-        return self if self.used is None else replace(self, used=self.used[regressions])
-
     def first(self, number: int) -> "Inputs":
         """With the first so many inducing points: the best ones, as `pivoted` orders them."""
         return replace(self, inducing_points=self.inducing_points[:number])

@@ -30,8 +30,8 @@ from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
 from numpyro_kme.likelihoods.statistics import log_cosh
 
 FEWEST, LOOKED_AT = 20, 500
-"""Simulations for each coefficient of a line, at least; so many tell whether there may be a bound. With 200 one bound of
-exponential gaps in six was overlooked."""
+"""Simulations for each coefficient of a line, at least; this many tell whether there may be a bound. With 200 one bound
+of exponential gaps in six was overlooked."""
 
 NEAR, CROWDED = 0.1, 0.067
 """At a bound the fraction `CROWDED` of exponential gaps is below `NEAR` of their median, which chance may lower by 1.5
@@ -148,7 +148,7 @@ def _best_line(at: Inputs, rows: np.ndarray, column: np.ndarray) -> _Line | None
 
 
 def _bounds(columns, column, rows, chosen, side) -> Iterator[_Line]:
-    """The bound of a statistic by lines in some of the columns, if simulations crowd at it: on some rows, and on all."""
+    """The bound of a statistic by lines in some columns, if simulations crowd at it: on some rows, and on all."""
     for subset in (rows[:LOOKED_AT], np.arange(len(columns))):
         if len(subset) < FEWEST * len(chosen):
             return

@@ -27,8 +27,6 @@ from numpyro_kme.likelihoods.residual.outside import UsualSlopes
 from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
-ROUNDING = 0.01
-"""What float32 may move locations by, in residual standard deviations, and log scales, where it is used."""
 SHOWN = 8
 """So many statistics are listed by number."""
 BEYOND = 1.25
@@ -154,25 +152,10 @@ class ResidualSurrogate(Surrogate):
 
     @cached_property
     def brief(self) -> "ResidualSurrogate":
-        """As `LikelihoodAt.brief`: in float32, but for locations and scales that rounding would move by more than
-        `ROUNDING`; without the zeros that fill up what is compiled."""
-        short = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float32))
-        triangular = replace(self.decorrelation, curved=short(self.decorrelation.trimmed().curved))
-        parts: dict[str, Any] = {"location": self.location.trimmed(), "log_scale": self.log_scale.trimmed()}
-        if self._rounding() <= ROUNDING:
-            parts = {name: short(part) for name, part in parts.items()}
-        return replace(self, density=short(self.density.tabulated()), decorrelation=triangular, **parts)
-
-    def _rounding(self) -> float:
-        """Largest error of locations, in residual standard deviations, and of log scales in float32.
-
-        Over at most 300 simulations; NaN where float32 cannot hold them.
-        """
-        z, parts = np.asarray(self.simulated)[:300], (self.location, self.log_scale)
-        with np.errstate(all="ignore"):
-            location, log_scale = ([part.on_host(z, kind) for kind in (np.float32, np.float64)] for part in parts)
-            errors = (location[0] - location[1]) * np.exp(-log_scale[1]), log_scale[0] - log_scale[1]
-            return float(np.max(np.abs(errors)))
+        """As `LikelihoodAt.brief`: with the density in float32, and without the zeros that fill up what is compiled."""
+        density = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), self.density.tabulated())
+        parts = {"location": self.location.trimmed(), "log_scale": self.log_scale.trimmed()}
+        return replace(self, density=density, decorrelation=self.decorrelation.trimmed(), **parts)
 
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """As `Surrogate.within`: the integral of the density over the intervals."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_kme.likelihoods.residual.bandwidths import Bandwidths, log_densities_alone
 
 WORTH, SIGNIFICANT = 0.05, 3.0
-"""Improvement of the held-out log density, in nats and in its standard errors, that a statistic as it is has to make."""
+"""Improvement of the held-out log density, in nats and in its standard errors, that a raw statistic has to make."""
 
 TRIED = Bandwidths(1.5, 0.03, 0.25, 0.0)
 """Bandwidths where nothing is learnt yet, `beta` times the root of the number of coordinates."""

@@ -59,7 +59,7 @@ class EmbeddingWeights:
     def __call__(self, z: Any, xp: Any = jnp) -> Any:
         """`a(z)` at points `(..., D)` up to a factor, `(..., m)`."""
         found = _gaussian(z, self.pivots, self.beta, xp) @ xp.asarray(self.matrix)
-        found += xp.asarray(self.intercept)  # in place by NumPy
+        found += xp.broadcast_to(xp.asarray(self.intercept), found.shape)  # in place by NumPy
         return positive_part(found, SOFTNESS / np.shape(self.matrix)[1], xp)
 
 
