@@ -6,7 +6,7 @@ $P = B - B 1 1' B / 1' B 1$ and $B = (K + m \lambda I)^{-1}$.
 """
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from math import log, pi
 from typing import NamedTuple
 
@@ -100,18 +100,16 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> Learnt:
     def kernels_of(found: Bandwidths) -> list[_Kernels]:
         return [_Kernels.of(block, found.eps, found.sensitivity) for block in blocks]
 
-    def score(kernels: list[_Kernels], weights: np.ndarray) -> float:
-        return float(np.mean(log_product(kernels, weights, tails)))
+    def score(at: Bandwidths, kernels: list[_Kernels] | None = None, weights: np.ndarray | None = None) -> float:
+        weights = weights_of(at.beta, at.lam) if weights is None else weights
+        return float(np.mean(log_product(kernels or kernels_of(at), weights, tails)))
 
     for _ in range(SWEEPS):
-        weights = weights_of(now.beta, now.lam)
-        for name, values in (("eps", EPSES), ("sensitivity", SENSITIVITIES)):
-            now = _best(now, name, values, lambda found, weights=weights: score(kernels_of(found), weights))
+        given = partial(score, weights=weights_of(now.beta, now.lam))
+        now = _best(_best(now, "eps", EPSES, given), "sensitivity", SENSITIVITIES, given)
         kernels = kernels_of(now)
-        for name, values in (("beta", BETAS), ("lam", LAMS)):
-            now = _best(
-                now, name, values, lambda found, kernels=kernels: score(kernels, weights_of(found.beta, found.lam))
-            )
+        given = partial(score, kernels=kernels)
+        now = _best(_best(now, "beta", BETAS, given), "lam", LAMS, given)
     weights = weights_of(now.beta, now.lam)
     mixtures = [kernel.log_mixture(weights) for kernel in kernels]
     tail_weights = np.array([_heavy_tailed_weight(mixture, tail) for mixture, tail in zip(mixtures, tails)])
@@ -125,7 +123,8 @@ def _best(now: Bandwidths, name: str, values: Iterable[float], score: Callable[[
 
 def log_product(kernels: list[_Kernels], weights: np.ndarray, tails: list[np.ndarray]) -> np.ndarray:
     """Log of the product of mixtures, each with a heavy-tailed component, `(m,)`."""
-    return sum(log_defensive_mixture(kernel.log_mixture(weights), tail) for kernel, tail in zip(kernels, tails))
+    logs = [log_defensive_mixture(kernel.log_mixture(weights), tail) for kernel, tail in zip(kernels, tails)]
+    return np.sum(logs, axis=0)
 
 
 def log_densities_alone(z: np.ndarray, columns: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:

@@ -154,8 +154,10 @@ class ResidualSurrogate(Surrogate):
     def brief(self) -> "ResidualSurrogate":
         """As `LikelihoodAt.brief`: with the density in float32, and without the zeros that fill up what is compiled."""
         density = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), self.density.tabulated())
-        parts = {"location": self.location.trimmed(), "log_scale": self.log_scale.trimmed()}
-        return replace(self, density=density, decorrelation=self.decorrelation.trimmed(), **parts)
+        location, log_scale = self.location.trimmed(), self.log_scale.trimmed()
+        return replace(
+            self, location=location, log_scale=log_scale, decorrelation=self.decorrelation.trimmed(), density=density
+        )
 
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """As `Surrogate.within`: the integral of the density over the intervals."""
