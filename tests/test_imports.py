@@ -43,10 +43,8 @@ ROW = {name: number for number, (name, *_) in enumerate(ROWS)}
 OUTSIDE = {name: set(outside) for name, *outside in ROWS}
 DISTRIBUTIONS = {"likelihoods.distribution", "likelihoods.fit"}
 """The modules of `likelihoods` that know NumPyro and its models; the others are mathematics."""
-SHARED = (
-    *(f"engines.{name}" for name in ("base", "posterior", "reference_table", "simulation_engine", "weighting")),
-    "engines._",
-)
+COMMON = ["base", "learnt_", "posterior", "reference_table", "reports", "rounds", "simulation_engine", "weighting", "_"]
+SHARED = tuple(f"engines.{name}" for name in COMMON)
 """What engines share: none imports another."""
 MATHEMATICS = {"kernels", "embeddings", "samplers", "likelihoods", "losses", "bootstrap", "abc"}
 

@@ -38,7 +38,7 @@ from benchmarks.helpers.problems import PROBLEMS
 from benchmarks.kelfi import exponential_gamma
 from benchmarks.kelfi.budgets import one
 from numpyro_kme.embeddings.measures import standard_normal
-from numpyro_kme.engines import _sampling
+from numpyro_kme.engines import learnt_model
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
@@ -71,7 +71,7 @@ def draws(name, size, observation, key):
     """1,000 draws `(1000, D)` of the posterior of one observation, in coordinates."""
     fitted, y = learnt(name, size)
     measure = standard_normal(fitted.coordinates.dim)
-    return _sampling.in_coordinates(jax.random.key(key), "x", fitted, y[observation], measure, 1000).coordinates["x"]
+    return learnt_model.in_coordinates(jax.random.key(key), "x", fitted, y[observation], measure, 1000).coordinates["x"]
 
 
 @functools.cache
@@ -132,7 +132,7 @@ PARTS = {
     "samplers": Part(
         "Numbers of samplers",
         "Wasserstein-1 to many draws, in sd, at {} simulations",
-        ("samplers", "engines._sampling"),
+        ("samplers", "engines.learnt_model"),
         list(PROBLEMS),
         distance_of_draws,
     ),

@@ -23,7 +23,7 @@ import numpyro_kme as kme
 from benchmarks.helpers import report
 from numpyro_kme import diagnostics
 from numpyro_kme.embeddings.measures import Normal
-from numpyro_kme.engines import EffectiveSampleSizeError, ReferenceTable, _sampling
+from numpyro_kme.engines import EffectiveSampleSizeError, ReferenceTable, learnt_model
 from numpyro_kme.kernels import Gaussian, register
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 
@@ -75,8 +75,19 @@ class KELFI(kme.KELFI):
         super().__init__(model, SIZES["KELFI"], **settings)
         self.fault = fault
 
-    def _learn(self, *args):
-        learnt = super()._learn(*args)
+    def _infer(self, rng_key, args, kwargs):
+        trained, posterior = super()._infer(rng_key, args, kwargs)
+        learnt = self._faulty(trained.learnt)
+        return dataclasses.replace(trained, learnt=learnt), self._spoilt(rng_key, posterior.problem, learnt)
+
+    def _condition(self, rng_key, problem, learnt):
+        return self._spoilt(rng_key, problem, learnt)
+
+    def _spoilt(self, rng_key, problem, learnt):
+        seen = observing(problem, shift(self.fault))
+        return spoilt(self.fault, rng_key, learnt.posterior(rng_key, seen))
+
+    def _faulty(self, learnt):
         mean, variance = {
             "prior ignored": (0.0, 25.0),
             "prior counted twice": (0.0, 0.5),
@@ -88,13 +99,11 @@ class KELFI(kme.KELFI):
         if self.fault == "eps three times too large":
             density = dataclasses.replace(surrogate.density, factors=3.0 * np.asarray(surrogate.density.factors))
             surrogate = dataclasses.replace(surrogate, density=density)
-        return learnt._replace(
+        return dataclasses.replace(
+            learnt,
             measures={"x": Normal(np.full(2, mean), variance * np.eye(2))},
             likelihoods={"x": dataclasses.replace(learnt.likelihoods["x"], surrogate=surrogate)},
         )
-
-    def _posterior(self, rng_key, problem, learnt):
-        return spoilt(self.fault, rng_key, super()._posterior(rng_key, observing(problem, shift(self.fault)), learnt))
 
 
 class KernelBayes(kme.KernelBayes):
@@ -262,7 +271,7 @@ def main():
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     options = parser.parse_args()
     # the same sampler with fewer particles: 100 draws of each posterior are looked at
-    _sampling.PARTICLES = PARTICLES
+    learnt_model.PARTICLES = PARTICLES
     kept = options.rows
     null = dict(zip(ENGINES, options.null, strict=True))
     runs = [(engine, fault, 0) for engine in ENGINES for fault in FAULTS]

@@ -2,18 +2,18 @@
 
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.engines._citations import cite
-from numpyro_kme.engines._learnt_posterior import LearntPosterior
-from numpyro_kme.engines._rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines.base import Engine, RunAgain, Trained
 from numpyro_kme.engines.discrepancy_abc import K2ABC, DiscrepancyWeights, RejectionABC
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.kernel_bayes import KernelBayes
 from numpyro_kme.engines.kernel_recursive_abc import KernelRecursiveABC, PointPosterior
+from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posterior_bootstrap import BootstrapPosterior, PosteriorBootstrap
 from numpyro_kme.engines.posteriors import Conditional, Posteriors
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.regression_abc import DistributionRegressionABC, KernelABC
+from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines.simulation_engine import SimulationEngine
 from numpyro_kme.engines.weighting import SignedWeights, WeightedPosterior, Weighting, WeightingMethod
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import numbers
-from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
+from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
 
 COLOURS = ("#0b6e4f", "#b5493a", "#2a6fbb", "#8a6fae")

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.likelihoods.summaries.base import StatisticsSurrogate
 from numpyro_kme.likelihoods.summaries.selection import cosines_of_ranks, orthonormal

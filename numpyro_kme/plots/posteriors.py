@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme.engines._learning import LearntLikelihoods
-from numpyro_kme.engines._learnt_posterior import LearntPosterior
 from numpyro_kme.engines.base import Engine, posterior_of
+from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods
+from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.plots._style import (
     COLOURS,

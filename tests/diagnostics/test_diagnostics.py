@@ -646,16 +646,6 @@ def test_draws_along_a_plate_are_compared_in_order_of_size(of_draws, rng):
     assert misspecification_test(posterior_of(rng.permutation(two))).score == pytest.approx(found.score, rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The .* simulations do not resolve", "ignore:The posterior depends on which")
-def test_outliers_among_draws_are_warned_of_and_clean_draws_are_not(rng):
-    kelfi = kme.KELFI(under_a_plate, 100, num_rounds=1, num_samples=300, progress_bar=False)
-    clean = 1.0 + rng.normal(size=20)
-    kelfi.run(jax.random.key(0), x=clean, size=20)  # a warning would be an error
-    assert kelfi.posterior.in_tails["x"] < 0.1
-    with pytest.warns(UserWarning, match="more observations of site 'x' than chance allows.*They may be outliers"):
-        kelfi.run(jax.random.key(0), x=np.where(np.arange(20) < 2, 30.0, clean), size=20)
-
-
 def test_numbers_of_vectors_along_a_plate_are_sorted_one_by_one():
     """Entries that were not observed are left out."""
     simulator = kme.Simulator(lambda rng, t: np.zeros(3), np.zeros(()), shape=(3,), dtype=float)

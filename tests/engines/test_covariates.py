@@ -9,7 +9,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS, init_to_median
 
 import numpyro_kme as kme
-from numpyro_kme.engines._learning import some_calls, training_table
+from numpyro_kme.engines.learnt_likelihoods import some_calls, training_table
 from numpyro_kme.likelihoods import fit_likelihood
 from numpyro_kme.models import Coordinates, Problem
 from numpyro_kme.simulations import simulate

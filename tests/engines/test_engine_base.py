@@ -119,18 +119,6 @@ def test_a_setting_that_is_changed_counts_in_the_next_run(engine):
     assert engine.plan.num_simulations == 300_000
 
 
-def test_a_rule_for_length_scales_that_is_changed_counts_in_the_next_run():
-    rule = kme.MedianHeuristic()
-    engine = kme.KELFI(lambda: None, form=kme.KernelMeans())
-    engine.length_scale = rule
-    assert engine.resolved_form == kme.KernelMeans(length_scale=rule)
-    engine.form = kme.KernelMeans(standardise=False)
-    assert engine.resolved_form == kme.KernelMeans(standardise=False, length_scale=rule)
-    engine.form = None
-    with pytest.raises(ValueError, match="`length_scale` needs a form with a kernel on data"):
-        engine.resolved_form  # noqa: B018
-
-
 def test_what_a_run_found_is_no_part_of_what_an_engine_looks_like():
     """Of a user's dataclass: it is neither shown nor compared, which arrays cannot be."""
 

@@ -70,18 +70,17 @@ def test_posterior_is_near_the_exact_one(kelfi):
 def test_half_of_the_simulations_is_compared_with_the_same_statistics(kelfi):
     """The likelihood of the half is that of the statistics of its simulations, each learnt without it."""
     learnt, half = kelfi.trained.learnt, kelfi.trained.learnt.half["x"]
-    rows, others = np.split(np.random.default_rng(0).permutation(400), [200])
+    rows = np.random.default_rng(0).permutation(400)[:200]
     simulated = np.asarray(learnt.likelihoods["x"].surrogate.simulated)
     theta = np.asarray(learnt.simulations.arguments["x"]).reshape(400, -1)
     coordinates = learnt.likelihoods["x"].coordinates
     form = learnt.likelihoods["x"].surrogate.inner.form_of_part
     same = kme.fit_likelihood(theta[rows], simulated[rows], form=form, coordinates=coordinates)
-    z, y = coordinates.table(theta[:5]), half.likelihood.surrogate.transformed(np.asarray(X)[None])[0]
+    z, y = coordinates.table(theta[:5]), half.surrogate.transformed(np.asarray(X)[None])[0]
     np.testing.assert_allclose(
-        half.likelihood.surrogate.at(X).log_densities(z), same.surrogate.at(y).log_densities(z), rtol=1e-5, atol=1e-4
+        half.surrogate.at(X).log_densities(z), same.surrogate.at(y).log_densities(z), rtol=1e-5, atol=1e-4
     )
-    np.testing.assert_array_equal(half.x, simulated[others])
-    assert kelfi.posterior.moved_by_half < 0.5 and kelfi.posterior.confirmed.at_most > 0.7
+    assert kelfi.posterior.moved_by_half < 0.5
 
 
 def test_what_was_learnt_is_named(kelfi, capsys):
@@ -178,17 +177,17 @@ def test_what_is_no_density_of_the_output_is_refused(kelfi):
 
 def test_missing_entries_and_settings_that_do_not_go_together_are_refused(kelfi):
     missing = np.where(np.arange(30) == 4, np.nan, X)
-    with pytest.raises(ValueError, match=r"1 entries of the observation at 'x' are NaN.*SemiAutomaticStatistics"):
+    with pytest.raises(ValueError, match=r"at 'x' has 1 entries that are NaN.*SelectedStatistics"):
         kelfi.condition(KEY, x=missing)
     with pytest.raises(ValueError, match=r"`statistics` names \['z'\]"):
         kme.KELFI(model, 100, statistics={"z": kme.SemiAutomaticStatistics()}, **SETTINGS).run(KEY, x=X)
     with pytest.raises(TypeError, match="`statistics` must be SemiAutomaticStatistics"):
         kme.KELFI(model, 100, statistics="auto", **SETTINGS).run(KEY, x=X)
-    with pytest.raises(ValueError, match="at least 50 simulations, and the first round has 20"):
+    with pytest.raises(ValueError, match=r"at least 50 whole outputs.*20 simulations in the first round"):
         kme.KELFI(model, 100, statistics=kme.SelectedStatistics(), num_rounds=5, **SETTINGS).run(KEY, x=X)
     assert kme.KELFI(model, 300, statistics=kme.SelectedStatistics()).resolved_rounds == 2
     both = dict(statistics=kme.SelectedStatistics(), missing=kme.SimulatedMissing())
-    with pytest.raises(ValueError, match="leave one of the two out"):
+    with pytest.raises(ValueError, match="leave `missing` out"):
         kme.KELFI(model, 100, **both, **SETTINGS).run(KEY, x=X)
 
 

@@ -39,7 +39,7 @@ def kelfi():
 
 
 @pytest.mark.parametrize("n", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 60, 200))])
-@pytest.mark.filterwarnings("ignore:.*do not resolve this posterior")
+@pytest.mark.filterwarnings("ignore:The posterior depends on which")
 def test_posterior_given_any_number_of_trials(kelfi, n):
     x = data(n)
     draws = kelfi.trained.condition(jax.random.key(1), x=x).get_samples()["mu"]

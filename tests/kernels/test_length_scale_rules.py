@@ -133,10 +133,9 @@ def test_rejection(x):
 )
 def test_kelfi_with_fixed_widths(rule):
     """The data kernel is what the rule gives for standardised statistics; `beta` and `lam` maximise the objective."""
-    engine = kme.KELFI(statistics, 150, form=kme.KernelMeans(), length_scale=rule)
-    assert engine.resolved_form == kme.KernelMeans(length_scale=rule)
+    form = kme.KernelMeans(length_scale=rule)
     simulations = kme.simulate(KEY, statistics, 150, progress_bar=False)
-    surrogate = kme.fit_likelihood(simulations.arguments["x"], simulations.x["x"], form=engine.resolved_form).surrogate
+    surrogate = kme.fit_likelihood(simulations.arguments["x"], simulations.x["x"], form=form).surrogate
     scale = np.broadcast_to(rule(surrogate.data, surrogate.z), 2)
     np.testing.assert_array_equal(surrogate.hyper.data_kernel.length_scale, scale)
     np.testing.assert_array_equal(surrogate.describe()["eps"], scale)
@@ -178,12 +177,7 @@ def test_kelfi_with_fixed_widths(rule):
             "`discrepancy` or `length_scale`, not",
         ),
         (
-            lambda x: kme.KELFI(statistics, length_scale=Third()),
-            ValueError,
-            r"pass form=KernelMeans\(\). The residual form",
-        ),
-        (
-            lambda x: kme.KELFI(statistics, form=kme.KernelMeans(data_kernel=Gaussian(1.0)), length_scale=Third()),
+            lambda x: kme.KernelMeans(data_kernel=Gaussian(1.0), length_scale=Third()),
             ValueError,
             "`length_scale`, or `data_kernel`",
         ),

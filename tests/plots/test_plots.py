@@ -16,7 +16,6 @@ import numpyro_kme as kme
 from numpyro_kme import plots
 from numpyro_kme.diagnostics import Calibration, PredictiveCheck, uniformity
 from numpyro_kme.engines import LearntPosterior
-from numpyro_kme.engines._comparison import Confirmed
 from numpyro_kme.plots import _style
 
 matplotlib.use("Agg")
@@ -57,10 +56,7 @@ def engine():
     problem = kme.Problem.read(model, x=OBSERVED)
     draws = {"a": np.exp(rng.normal(size=200)), "b": rng.normal(size=(200, 2)), "c": rng.normal(size=200)}
     simulations = kme.simulate(jax.random.key(0), problem, 40, progress_bar=False)
-    none = dict(
-        likelihoods={}, measures={}, learn_prior=False, drawn=None, extrapolated={}, location_error={}, in_tails={}
-    )
-    none |= dict(moved_by_default=np.nan, moved_by_half=np.nan, confirmed=Confirmed())
+    none = dict(likelihoods={}, measures={}, learn_prior=False, drawn=None, extrapolated={})
     return Known(engine="Known", samples=draws, problem=problem, simulations=simulations, **none)
 
 

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from numpyro_kme.engines import _sampling
+from numpyro_kme.engines import learnt_model
 from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.samplers import tempering
 from numpyro_kme.samplers.tempering import DECORRELATED, MOVES, _Before, temper
@@ -88,15 +88,15 @@ def test_draws_in_a_model_come_with_their_density_in_its_own_units():
     latents = {"theta": SimpleNamespace(value=prior["theta"][0])}
     nothing = dict(kwargs={}, observations={}, simulators={}, discrete=())
     problem = SimpleNamespace(model=model, args=(0.8,), latents=latents, likelihoods=("y",), **nothing)
-    learnt = _sampling.LearntModel(problem, {})
-    drawn = _sampling._from_prior(jax.random.key(0), jax.random.key(1), learnt, prior, 300, 1.0)
+    learnt = learnt_model.LearntModel(problem, {})
+    drawn = learnt_model.from_prior(jax.random.key(0), jax.random.key(1), learnt, prior, 300, 1.0)
     theta = drawn.latents["theta"]
     density = stats.lognorm(1.0).logpdf(theta) + stats.norm(np.log(theta), 0.5).logpdf(0.8)
     np.testing.assert_allclose(drawn.log_posterior, density, rtol=1e-4, atol=1e-4)
     assert abs(drawn.log_evidence - stats.norm(0.0, np.sqrt(1.25)).logpdf(0.8)) < 0.2
     sd = np.sqrt(0.2)
     assert abs(np.log(theta).mean() - 0.8 * 0.8) < 5 * sd / np.sqrt(drawn.info["effective sample size"])
-    best = _sampling.mode(target, drawn.latents, drawn.log_posterior)
+    best = learnt_model.mode(target, drawn.latents, drawn.log_posterior)
     np.testing.assert_allclose(np.log(best["theta"]), 0.8 * 0.8 - 0.2, atol=1e-3)  # the mode of the density of theta
 
 
@@ -231,4 +231,4 @@ def test_a_likelihood_that_vanishes_everywhere_or_is_infinite_ends(log_likelihoo
     found = tempered(jax.random.key(1), standard_normal, log_likelihood, jnp.array(50.0), particles)
     assert not np.isfinite(found.log_evidence)
     with pytest.raises(ValueError, match=f"no mass at any of {N} draws from the prior"):
-        _sampling.as_drawn({}, {}, np.zeros(N), np.zeros(N), found)
+        learnt_model.as_drawn({}, {}, np.zeros(N), np.zeros(N), found)

@@ -1,16 +1,19 @@
-"""Draws from prior times learnt likelihood, in coordinates where that suffices and through the model otherwise."""
+"""A model with learnt likelihoods in place of its simulators, and draws from it: in coordinates where that suffices,
+through the model otherwise; latents that are discrete are summed over."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from scipy import special
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, compat, solves
 from numpyro_kme._core.host import numpy_rng, on_host, to_host
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import Program, Recomputed
@@ -18,7 +21,7 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood, PreparedPatterns, prepare
-from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.problem import Problem, discrete_message
 from numpyro_kme.models.unconstrained import Terms, Unconstrained
 from numpyro_kme.samplers.importance import Mixed, adapted_proposal
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
@@ -28,6 +31,8 @@ PARTICLES = 4000
 STARTS = 2
 """Draws from the adapted density for each chain: it is close to the posterior, and with four of them the effective size
 is larger by 6 % for a quarter more evaluations."""
+MOST_VALUES = 100
+"""Joint values of discrete latents that are summed over."""
 PILOT = 1000
 """Particles of each round that adapts the density from which tempering starts."""
 
@@ -165,25 +170,91 @@ def in_coordinates(
 
 
 def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> Drawn:
-    """Draw the unconstrained latents of a model whose every site has a density, with all likelihoods to a power."""
+    """Draw the latents of a model whose every site has a density, with all likelihoods to a power."""
     start_key, temper_key, pick_key = split(rng_key, 3)
     prior = model.problem.draw(start_key, num_particles(num_samples)).latents
-    return _from_prior(temper_key, pick_key, model, prior, num_samples, power)
+    return from_prior(temper_key, pick_key, model, prior, num_samples, power)
 
 
 @on_host
-def _from_prior(
-    temper_key, pick_key, model: LearntModel, prior: Mapping[str, np.ndarray], num_samples: int, power: float
+def from_prior(
+    temper_key: jax.Array,
+    pick_key: jax.Array,
+    model: LearntModel,
+    prior: Mapping[str, np.ndarray],
+    num_samples: int,
+    power: float,
 ) -> Drawn:
+    r"""Draw all latents, from prior draws.
+
+    Those that are not discrete, unconstrained `u`, are drawn from `sum_k p(k) p(u | k) q(y | u, k)` over the joint
+    values `k` of the discrete ones, if any, and `k` given them.
+    """
+    values = joint_values(model.problem)
+    rows = [dict(zip(values, row)) for row in zip(*values.values(), strict=True)] or [{}]
+    start, found, particles = model.flatten(prior), None, np.zeros((num_samples, 0))
+
+    def at_each(u, brief):
+        """The model at each joint value, with log priors and log likelihoods, `(n, k)` each."""
+        given = [{name: np.broadcast_to(v, (len(u), *np.shape(v))) for name, v in row.items()} for row in rows]
+        evaluated = [model.evaluate(u, brief, one) for one in given]
+        terms = [one.terms for one in evaluated]
+        log_prior = np.stack([t.log_prior + t.log_jacobian for t in terms], axis=1)
+        return evaluated, log_prior, power * np.stack([t.log_likelihood for t in terms], axis=1)
+
     def log_densities(u):
-        terms = model.evaluate(u, brief=True).terms
-        return terms.log_prior + terms.log_jacobian, power * terms.log_likelihood
+        _, log_prior, log_likelihood = at_each(u, brief=True)
+        marginal = special.logsumexp(log_prior, axis=1)
+        return marginal, special.logsumexp(log_prior + log_likelihood, axis=1) - marginal
 
     with solves.one_blas_thread:
-        found = temper(temper_key, log_densities, model.flatten(prior))
-        evaluated, rows = model.evaluate(found.particles), some_rows(pick_key, found, num_samples)
-    latents, z, terms, learnt = jax.tree.map(lambda leaf: leaf[rows], evaluated)
-    return as_drawn(latents, z, terms.log_prior + power * terms.log_likelihood, learnt, found)
+        if start.shape[1]:
+            found = temper(temper_key, log_densities, start)
+            particles = found.particles[some_rows(pick_key, found, num_samples)]
+        evaluated, log_prior, log_likelihood = at_each(particles, brief=False)
+    total = log_prior + log_likelihood
+    chosen = np.argmax(total + numpy_rng(pick_key).gumbel(size=total.shape), axis=1)
+    own = np.arange(len(chosen))
+    latents, z, terms, learnt = jax.tree.map(lambda *leaves: np.stack(leaves)[chosen, own], *evaluated)
+    log_posterior = terms.log_prior + power * terms.log_likelihood
+    if found is None:  # every latent is discrete, and the sum is the posterior
+        log_evidence, info = float(special.logsumexp(total[0])), {"effective sample size": float(num_samples)}
+        drawn = Drawn(latents, z, log_posterior, learnt, log_evidence, info)
+    else:
+        drawn = as_drawn(latents, z, log_posterior, learnt, found)
+    what = f"{', '.join(values)}: summed over, {len(rows)} joint values"
+    return drawn._replace(info=dict(drawn.info) | ({"discrete latents": what} if values else {}))
+
+
+def joint_values(problem: Problem) -> dict[str, np.ndarray]:
+    """All joint values of the discrete latents, `{site: (k, *shape)}`, if there are any.
+
+    Raises:
+        ValueError: If there are more than `MOST_VALUES`, or infinitely many.
+    """
+    if not problem.discrete:
+        return {}
+    sets = {}
+    for name in problem.discrete:
+        latent = problem.latents[name]
+        fn, size = compat.innermost(latent.fn), latent.value.size
+        checks.require(
+            fn.has_enumerate_support and not fn.event_dim,
+            discrete_message(name, latent, "it has infinitely many values: KELFI sums over values that it can list"),
+        )
+        one = np.ravel(fn.enumerate_support(expand=False))
+        sets[name] = one, size
+    total = prod(float(len(one)) ** size for one, size in sets.values())
+    if total > MOST_VALUES:
+        name = max(sets, key=lambda name: len(sets[name][0]) ** sets[name][1])
+        why = f"the discrete latents have {total:g} joint values: KELFI sums over at most {MOST_VALUES}"
+        raise checks.explained(discrete_message(name, problem.latents[name], why))
+    entries = [one for one, size in sets.values() for _ in range(size)]
+    table = np.stack([grid.ravel() for grid in np.meshgrid(*entries, indexing="ij")], axis=1)
+    ends = np.cumsum([size for _, size in sets.values()])[:-1]
+    parts = zip(sets, np.split(table, ends, axis=1), strict=True)
+    latents = problem.latents
+    return {n: part.reshape(-1, *latents[n].value.shape).astype(latents[n].value.dtype) for n, part in parts}
 
 
 @on_host
@@ -202,6 +273,7 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
 
 
 def num_particles(num_samples: int) -> int:
+    """Number of prior draws from which this many draws are found."""
     return max(MOVES * num_samples, PARTICLES)
 
 
@@ -211,6 +283,7 @@ def some_rows(rng_key: jax.Array, found: Tempered, number: int) -> np.ndarray:
 
 
 def as_drawn(latents, coordinates, log_posterior, log_likelihood, found: Tempered) -> Drawn:
+    """Draws with how they were found; raises where the posterior has no mass at any draw from the prior."""
     kept, size = len(log_posterior), MOVES * len(found.particles)
     checks.require(
         bool(np.isfinite(found.log_evidence)),

@@ -14,8 +14,7 @@ from numpyro_kme._core.host import on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, standard_normal
-from numpyro_kme.engines import _sampling
-from numpyro_kme.engines._comparison import Confirmed
+from numpyro_kme.engines import learnt_model
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
@@ -39,16 +38,8 @@ class LearntPosterior(Posterior):
         learn_prior: Whether the prior was learnt too.
         drawn: The draws, as they were sampled.
         extrapolated: Which fraction of them lies beyond the simulated parameters of each site.
-        location_error: By how many standard deviations its mean may be off, since the learnt location of a site rests
-            on few simulations there, for sites with one observation whose form says it.
-        in_tails: Under which proportion of the draws the observation of a site is further from its prediction than any
-            simulation is from its own, for sites with one observation.
-        moved_by_default: How far, in standard deviations, the default form moves a posterior of the published form; NaN
-            for other forms.
         moved_by_half: How far, in standard deviations, half of the simulations move a posterior of the default form:
             about what it may be off by, since so few were made; NaN for other forms.
-        confirmed: Proportion of the information that the likelihood claims which held-out simulations confirm, and its
-            standard error; NaN for other forms.
     """
 
     problem: Problem
@@ -56,13 +47,9 @@ class LearntPosterior(Posterior):
     likelihoods: Mapping[str, FittedLikelihood]
     measures: Mapping[str, Measure]
     learn_prior: bool
-    drawn: _sampling.Drawn
+    drawn: learnt_model.Drawn
     extrapolated: Mapping[str, float]
-    location_error: Mapping[str, float]
-    in_tails: Mapping[str, float]
-    moved_by_default: float
-    moved_by_half: float
-    confirmed: Confirmed
+    moved_by_half: float = np.nan
 
     def _with(self, problem: Problem) -> Self:
         """With the model, also in coordinates that are found by it."""
@@ -152,7 +139,7 @@ class LearntPosterior(Posterior):
         for fitted in self.likelihoods.values():
             fitted.surrogate.require_density()
         others = problem.pointwise(self.drawn.latents) if problem.likelihoods else {}
-        learnt = _sampling.LearntModel(problem, self.likelihoods).pointwise(self.drawn.latents)
+        learnt = learnt_model.LearntModel(problem, self.likelihoods).pointwise(self.drawn.latents)
         return {name: np.asarray(values) for name, values in {**learnt, **others}.items()}
 
     def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
@@ -197,7 +184,9 @@ class LearntPosterior(Posterior):
         if self.learn_prior:
             coordinates = self.likelihoods[problem_of(self).site()].coordinates
             return on_host(Coordinates.latents)(coordinates, self.in_coordinates.mode())
-        return _sampling.mode(target(problem_of(self), self.likelihoods), self.drawn.latents, self.drawn.log_posterior)
+        return learnt_model.mode(
+            target(problem_of(self), self.likelihoods), self.drawn.latents, self.drawn.log_posterior
+        )
 
     def log_marginal_likelihood(self) -> float:
         """Log of `q(y)`, the prior mean of the learnt likelihood of the observation.
@@ -265,7 +254,7 @@ class LearntPosterior(Posterior):
     @on_host
     def _log_terms(self, latents):
         problem = problem_of(self)
-        model = _sampling.LearntModel(problem, self.likelihoods)
+        model = learnt_model.LearntModel(problem, self.likelihoods)
         discrete = {name: np.asarray(latents[name]) for name in problem.discrete}
         points = {name: np.asarray(v, np.float64) for name, v in latents.items()} | discrete
         return model.evaluate(model.flatten(points), given=discrete).terms

@@ -3,7 +3,6 @@
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import jax
 import numpy as np
@@ -79,7 +78,7 @@ class FromPosterior(Proposal):
     def choose(self, rng_key, draws, prior, variance, size):
         """Draws without replacement, then prior draws."""
         own = round(self.prior_proportion * size)
-        chosen = some(rng_key, draws, size - own)
+        chosen = take(rng_key, draws, size - own)
         return {name: np.concatenate([chosen[name], prior[name][:own]]) for name in chosen}
 
 
@@ -103,9 +102,9 @@ class FromVariance(Proposal):
     def choose(self, rng_key, draws, prior, variance, size):
         """Posterior draws with odds in proportion to the variance."""
         first_key, second_key = split(rng_key)
-        among = some(first_key, draws, min(self.candidates * size, count(draws)))
+        among = take(first_key, draws, min(self.candidates * size, count(draws)))
         odds = np.maximum(np.asarray(variance(among), np.float64), 1e-12)
-        return some(second_key, among, size, odds / odds.sum())
+        return take(second_key, among, size, odds / odds.sum())
 
 
 def calls_each(problem: Problem) -> float:
@@ -124,7 +123,7 @@ def count(latents: Latents) -> int:
     return len(next(iter(latents.values())))
 
 
-def some(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """`size` draws, none twice unless there are too few."""
     number = count(latents)
     index = numpy_rng(rng_key).choice(number, size, replace=size > number, p=odds)
@@ -158,22 +157,20 @@ VARYING = (
     "calls along plates have parameters, covariates, limits or missing entries (NaN) of their own. Where a warning "
     "asks for more, simulate more; num_rounds=5 makes rounds all the same"
 )
-"""Why there is one round, where such calls are more than numbers to infer."""
+"""Reason for one round, where such calls are more than numbers to infer."""
 
 
 def why_prior(first: int, repeated: bool) -> str:
-    """Why further simulations were made at prior draws, after the `first` ones; of calls along plates or not."""
+    """Reason for further simulations at prior draws, after the `first` ones; of calls along plates or not."""
     found = "there are more calls than numbers to infer" if repeated else "the posterior was about as wide as the prior"
-    return (
-        f"after {first} simulations {found}, and the location is known well enough: the others are at prior draws, too"
-    )
+    return f"after {first} simulations {found}, and half of them move it little: the others are at prior draws, too"
 
 
-def described(history: Sequence[tuple[int, float]], min_change: float | None = None) -> dict[str, Any]:
-    """What a person reads of the rounds: their sizes, how far each moved the posterior, and whether that ended them."""
+def described(history: Sequence[tuple[int, float]], min_change: float | None = None) -> str:
+    """Sizes of the rounds, how far each moved the posterior, and whether that ended them; empty for one round."""
     if len(history) < 2:
-        return {}
+        return ""
     made = ", ".join(str(size) for size, _ in history)
     how_far = ", ".join(f"{change:.2g}" for _, change in history[1:])
     end = "; the last by less than `min_change`" if history[-1][1] < (min_change or 0.0) else ""
-    return {"rounds": f"simulations {made}; the posterior moved by {how_far} sd{end}"}
+    return f"simulations {made}; the posterior moved by {how_far} sd{end}"

@@ -1,0 +1,277 @@
+"""What KELFI learns from simulations: the likelihood of each simulator site, and the posterior of any observation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import jax
+import numpy as np
+from scipy import special
+
+from numpyro_kme._core import checks, progress, solves
+from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.repeats import Repeats
+from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
+from numpyro_kme.engines import rounds
+from numpyro_kme.engines.learnt_model import Drawn, LearntModel, in_coordinates, in_model
+from numpyro_kme.engines.learnt_posterior import LearntPosterior, beyond_by_call, determined, learnt_prior, observation
+from numpyro_kme.engines.posterior import groups, with_present_data
+from numpyro_kme.engines.reports import describe
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.ragged import require_any_length
+from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.fit import fit_likelihood
+from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.ragged import Ragged
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
+from numpyro_kme.likelihoods.summaries.base import OfStatistics, Statistics, StatisticsSurrogate
+from numpyro_kme.models.coordinates import Coordinates
+from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.samplers.importance import effective_size, systematic
+from numpyro_kme.simulations import Simulations
+
+PRIOR_DRAWS = 4000
+"""Prior draws that stand in for a distribution of coordinates that is not known."""
+
+FEWEST = 10
+"""With a smaller effective number of draws two posteriors have too little in common to say how far they are apart."""
+
+HALVED = 40
+"""Of fewer simulations a half teaches too little to be compared with."""
+
+
+@dataclass(frozen=True)
+class LearntLikelihoods(Recomputed):
+    """What was learnt from simulations, whatever the observation.
+
+    Attributes:
+        engine: The settings.
+        simulations: The simulations used for fitting.
+        likelihoods: The learnt likelihood of each simulator site.
+        measures: The prior of each simulator's coordinates.
+        history: For each round, how many simulations it made and how far it moved the posterior.
+        one_round: Reason for one round, where the engine chose it; otherwise empty.
+        half: Likelihoods learnt from half of the simulations, for sites where there are enough.
+        amortised: They serve every observation: no round simulated where the posterior of one is.
+    """
+
+    engine: Any = field(repr=False)
+    simulations: Simulations
+    likelihoods: Mapping[str, FittedLikelihood]
+    measures: Mapping[str, Measure]
+    history: tuple[tuple[int, float], ...] = ()
+    one_round: str = ""
+    half: Mapping[str, FittedLikelihood] = field(default_factory=dict)
+    amortised: bool = True
+
+    @classmethod
+    def fit(cls, rng_key: jax.Array, engine: Any, problem: Problem, simulations: Simulations) -> "LearntLikelihoods":
+        """Learn from all simulations, by the settings of an engine."""
+        learnt = cls(engine, simulations, {}, {}, ((len(simulations), np.inf),))
+        likelihoods: dict[str, FittedLikelihood] = {}
+        measures: dict[str, Measure] = {}
+        with progress.phase(f"learning from {len(simulations)} simulations", engine.progress_bar):
+            for site in problem.observations:
+                theta, x, form, seen = learnt._training(rng_key, problem, site)
+                coordinates = Coordinates.from_simulations(rng_key, problem, site, simulations).covering(theta)
+                measures[site] = _measure(rng_key, problem, site, coordinates)
+                how = {"coordinates": coordinates, "measure": measures[site], **seen}
+                likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
+        return replace(learnt, likelihoods=likelihoods, measures=measures)
+
+    def with_half(self, rng_key: jax.Array, problem: Problem) -> "LearntLikelihoods":
+        """The same with what half of the simulations teach."""
+        half = {}
+        with progress.phase("learning again from half of the simulations", self.engine.progress_bar):
+            for site, fitted in self.likelihoods.items():
+                theta, x, _, seen = self._training(rng_key, problem, site)
+                how = {"coordinates": fitted.coordinates, "measure": self.measures[site], **seen}
+                half[site] = _of_half(fitted, theta, x, how)
+        return replace(self, half={site: found for site, found in half.items() if found is not None})
+
+    def posterior(self, rng_key: jax.Array, problem: Problem) -> LearntPosterior:
+        """The posterior of the observation of a model."""
+        measures = dict(self.measures)
+        for site, fitted in self.likelihoods.items():
+            fitted.coordinates.require_simulated(problem.simulators[site].simulator.arguments)
+            if self.engine.learn_prior:
+                measures[site] = learnt_prior(fitted, problem, site)
+        with progress.phase("sampling the posterior", self.engine.progress_bar):
+            drawn = self.draw(rng_key, problem, measures)
+        return self.with_diagnostics(problem, measures, drawn)
+
+    def draw(self, rng_key: jax.Array, problem: Problem, measures: Mapping[str, Measure], power: float = 1.0) -> Drawn:
+        """Draws from the posterior with the likelihood to this power."""
+        site, fitted = next(iter(self.likelihoods.items()))
+        if not determined(problem, fitted):
+            return in_model(rng_key, LearntModel(problem, self.likelihoods), self.engine.num_samples, power)
+        y = observation(problem, site)
+        seen = fitted.marginal(~np.isnan(y))
+        return in_coordinates(rng_key, site, seen, y, measures[site], self.engine.num_samples, power)
+
+    def with_diagnostics(self, problem: Problem, measures: Mapping[str, Measure], drawn: Drawn) -> LearntPosterior:
+        """The draws with what is reported of them."""
+        further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
+        posterior = LearntPosterior(
+            engine=type(self.engine).__name__,
+            samples={**drawn.latents, **further},
+            fields={"lp": drawn.log_posterior},
+            groups=groups(with_present_data(self.simulations, problem), problem),
+            problem=problem,
+            simulations=self.simulations,
+            likelihoods=self.likelihoods,
+            measures=measures,
+            learn_prior=self.engine.learn_prior,
+            drawn=drawn,
+            extrapolated={
+                site: float(np.max(beyond_by_call(problem, fitted, site, drawn.coordinates[site])))
+                for site, fitted in self.likelihoods.items()
+            },
+            moved_by_half=self.moved_by_half(problem, drawn),
+        )
+        made = f"one: {self.one_round}" if self.one_round else rounds.described(self.history, self.engine.min_change)
+        return replace(posterior, info=describe(posterior, made))
+
+    def moved_by_half(self, problem: Problem, drawn: Drawn) -> float:
+        r"""How far the posterior moves when the draws are weighted to the likelihoods of half of the simulations,
+        $w_i \propto q_{half}(y \mid \theta_i) / q(y \mid \theta_i)$.
+
+        That is about what the posterior may be off by, since so few simulations were made: the variance of a mean over
+        half of them is twice that over all, and that of the difference as large as the latter.
+
+        Returns:
+            The largest change of a mean, in standard deviations, or of a log standard deviation; infinite where fewer
+            than `FEWEST` draws have weight, NaN where there is nothing to compare with.
+        """
+        if not self.half:
+            return np.nan
+        with solves.one_blas_thread, checks.collected_warnings():
+            other = LearntModel(problem, {**self.likelihoods, **self.half}).log_likelihood(drawn.coordinates, True)
+        weights = special.softmax(np.broadcast_to(other - drawn.log_likelihood, drawn.log_posterior.shape))
+        if effective_size(weights) < FEWEST:
+            return np.inf
+        rows = systematic(np.random.default_rng(0), weights, len(weights))
+        return rounds.moved(drawn.latents, {name: value[rows] for name, value in drawn.latents.items()})
+
+    def require_amortised(self) -> None:
+        """Raise an error unless they serve every observation."""
+        checks.require(
+            self.amortised,
+            "Run an engine with num_rounds=1 for this, whose simulations are at prior draws alone and serve every "
+            "observation; or `run` again for one other observation. The likelihood was learnt for the observation of "
+            f"`run`: of {len(self.simulations)} simulations {self.simulations.proposed} were made where a posterior "
+            "is.",
+        )
+
+    def _training(
+        self, rng_key: jax.Array, problem: Problem, site: str
+    ) -> tuple[np.ndarray, np.ndarray, Form | None, dict[str, Any]]:
+        """Arguments and outputs of the calls that the likelihood of a site is learnt from, its form, and what was
+        observed, with names: along plates there are many observations."""
+        found = problem.simulators[site]
+        form = form_of(self.engine, site, found.simulator)
+        most = (ResidualKernelMeans if form is None else form).most_calls
+        theta, x = training_table(rng_key, self.simulations, problem, site, most)
+        whole = found.simulator.ragged or not (found.weighted or found.missing)
+        seen = None
+        if found.mask.size == 1 and whole:
+            seen = np.reshape(problem.observations[site], found.simulator.event_shape)
+        return theta, x, form, {"y": seen, "names": found.simulator.labels}
+
+
+def _measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
+    """Distribution of the coordinates under the prior."""
+    if coordinates.exact:
+        return NormalMixture(*coordinates.mixture)
+    drawn = problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
+    arguments = drawn.reshape(-1, drawn.shape[-1])
+    chosen = some_calls(rng_key, PRIOR_DRAWS, len(arguments) // PRIOR_DRAWS, PRIOR_DRAWS)
+    return Points(coordinates.table(arguments[chosen]))
+
+
+def _of_half(
+    fitted: FittedLikelihood, theta: np.ndarray, x: np.ndarray, how: Mapping[str, Any]
+) -> FittedLikelihood | None:
+    """The likelihood of the default form from half of the simulations, at random, where all statistics that vary over
+    all of them vary over the half. Statistics that were learnt stay."""
+    whole = learnt = fitted.surrogate
+    if isinstance(whole, StatisticsSurrogate):
+        learnt, x, how = whole.inner, np.asarray(whole.simulated), {**how, "y": None, "names": ()}
+    repeats = Repeats.of(theta)
+    if len(repeats) < HALVED or not isinstance(learnt, ResidualSurrogate):
+        return None
+    rows, _ = repeats.halves(np.random.default_rng(0))
+    if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
+        return None
+    with checks.collected_warnings():
+        half = fit_likelihood(theta[rows], x[rows], form=learnt.form_of_part, **how)
+    if isinstance(whole, StatisticsSurrogate):
+        return replace(fitted, surrogate=replace(whole, inner=half.surrogate), simulated=half.simulated)
+    return half
+
+
+def statistics_of(engine: Any, site: str) -> Statistics | None:
+    """How the statistics of one site are learnt, if at all."""
+    return engine.statistics.get(site) if isinstance(engine.statistics, Mapping) else engine.statistics
+
+
+def form_of(engine: Any, site: str, simulator: Simulator) -> Form | None:
+    """Form of the likelihood of one site: of learnt statistics, of outputs of any length, or as it was given."""
+    own, form = statistics_of(engine, site), engine.resolved_form
+    if not simulator.ragged:
+        return form if own is None else OfStatistics(own, form or ResidualKernelMeans())
+    kernels = "form=KernelStatistics(EmpiricalMeasureRule()) for data sets, form=KernelStatistics(SignatureRule()) for "
+    checks.require(
+        engine.missing is None and own is None,
+        f"The outputs of site {site!r} are of any length (ragged=True): NaN behind their end is not a missing entry, "
+        "and `statistics` are learnt from outputs of one length. Leave `missing` and `statistics` out, and pass "
+        f"{kernels}series.",
+    )
+    if isinstance(form, Ragged):
+        return form
+    kernel = form.kernel if isinstance(form, KernelStatistics) else None
+    kernel = form.data_kernel if isinstance(form, KernelMeans) else kernel
+    checks.require(
+        kernel is not None,
+        f"The outputs of site {site!r} are of any length (ragged=True), of which the form of the likelihood, "
+        f"{type(form or ResidualKernelMeans()).__name__}, makes no statistics. Pass {kernels}series, or let the "
+        "simulator return statistics of fixed number, the length among them.",
+    )
+    if isinstance(kernel, Kernel):
+        require_any_length(kernel)
+    return Ragged(cast(Form, form))
+
+
+def training_table(
+    rng_key: jax.Array, simulations: Simulations, problem: Problem, site: str, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
+
+    Draws that share parameters, and calls with parameters of their own, of groups or covariates, become rows: as many
+    of each simulation as make `most` rows in all, and one at least. First stands one of each, then another of each.
+    Calls are drawn at random, so that covariates are drawn from those simulated.
+    """
+    arguments, x = problem.simulators[site].rows(
+        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
+    )
+    event_shape = problem.simulators[site].simulator.event_shape
+    draws = x.reshape(len(x), -1, *event_shape)
+    chosen = some_calls(rng_key, len(simulations), len(arguments) // len(simulations), most)
+    arguments, draws = arguments[chosen], draws[chosen]
+    used = int(np.clip(most // len(draws), 1, draws.shape[1]))
+    return np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *event_shape)
+
+
+def some_calls(rng_key: jax.Array, simulations: int, calls: int, rows: int) -> np.ndarray:
+    """Numbers of some of the calls of each simulation, none twice, in a table with a row for each call of each: about
+    `rows` in all, and one of each simulation at least."""
+    used = int(np.clip(rows // simulations, 1, calls))
+    if used == calls:
+        return np.arange(simulations * calls)
+    order = np.argsort(numpy_rng(rng_key).random((simulations, calls)), axis=1)[:, :used]
+    return (calls * np.arange(simulations)[:, None] + np.sort(order, axis=1)).ravel()
