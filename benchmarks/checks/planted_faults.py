@@ -24,6 +24,7 @@ from benchmarks.helpers import report
 from numpyro_kme import diagnostics
 from numpyro_kme.embeddings.measures import Normal
 from numpyro_kme.engines import EffectiveSampleSizeError, ReferenceTable, learnt_model
+from numpyro_kme.engines.base import observed_anew
 from numpyro_kme.kernels import Gaussian, register
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 
@@ -76,12 +77,11 @@ class KELFI(kme.KELFI):
         self.fault = fault
 
     def _infer(self, rng_key, args, kwargs):
-        trained, posterior = super()._infer(rng_key, args, kwargs)
-        learnt = self._faulty(trained.learnt)
-        return dataclasses.replace(trained, learnt=learnt), self._spoilt(rng_key, posterior.problem, learnt)
+        learnt = self._faulty(super()._infer(rng_key, args, kwargs)[0])
+        return learnt, self._spoilt(rng_key, learnt.problem, learnt)
 
-    def _condition(self, rng_key, problem, learnt):
-        return self._spoilt(rng_key, problem, learnt)
+    def _condition(self, rng_key, args, kwargs, learnt):
+        return self._spoilt(rng_key, observed_anew(learnt.problem, args, kwargs), learnt)
 
     def _spoilt(self, rng_key, problem, learnt):
         seen = observing(problem, shift(self.fault))
@@ -128,11 +128,11 @@ class KernelBayes(kme.KernelBayes):
         return super()._fit(rng_key, kme.Problem.read(partial(model, mean=mean, sd=sd)), simulations)
 
     def _infer(self, rng_key, args, kwargs):
-        trained, posterior = super()._infer(rng_key, args, kwargs)
-        return trained, self._spoilt(rng_key, posterior.problem, trained.learnt)
+        learnt = super()._infer(rng_key, args, kwargs)[0]
+        return learnt, self._spoilt(rng_key, learnt.problem, learnt)
 
-    def _condition(self, rng_key, problem, learnt):
-        return self._spoilt(rng_key, problem, learnt)
+    def _condition(self, rng_key, args, kwargs, learnt):
+        return self._spoilt(rng_key, observed_anew(learnt.problem, args, kwargs), learnt)
 
     def _spoilt(self, rng_key, problem, learnt):
         sign = np.array([-1.0, 1.0]) if self.fault == "sign of a residual" else 1.0

@@ -2,7 +2,7 @@
 
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme.engines._citations import cite
-from numpyro_kme.engines.base import Engine, RunAgain, Trained
+from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.discrepancy_abc import K2ABC, DiscrepancyWeights, RejectionABC
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.kernel_bayes import KernelBayes
@@ -10,7 +10,7 @@ from numpyro_kme.engines.kernel_recursive_abc import KernelRecursiveABC, PointPo
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posterior_bootstrap import BootstrapPosterior, PosteriorBootstrap
-from numpyro_kme.engines.posteriors import Conditional, Posteriors
+from numpyro_kme.engines.posteriors import Posteriors, Trained
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.regression_abc import DistributionRegressionABC, KernelABC
 from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
@@ -19,7 +19,7 @@ from numpyro_kme.engines.weighting import SignedWeights, WeightedPosterior, Weig
 
 __all__ = ["KELFI", "FromPosterior", "FromVariance", "PosteriorBootstrap", "Proposal", "cite"]
 __all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]
-__all__ += ["BootstrapPosterior", "Conditional", "EffectiveSampleSizeError", "LearntPosterior", "PointPosterior"]
+__all__ += ["BootstrapPosterior", "EffectiveSampleSizeError", "LearntPosterior", "PointPosterior"]
 __all__ += ["Posterior", "Posteriors", "WeightedPosterior"]
-__all__ += ["Engine", "RunAgain", "SimulationEngine", "Trained"]  # to extend
+__all__ += ["Engine", "SimulationEngine", "Trained"]  # to extend
 __all__ += ["DiscrepancyWeights", "ReferenceTable", "SignedWeights", "Weighting", "WeightingMethod"]

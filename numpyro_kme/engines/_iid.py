@@ -12,13 +12,10 @@ import numpy as np
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, brief, frozen
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import in_jax_types, on_host
 from numpyro_kme._core.programs import Program
 from numpyro_kme.bootstrap.weights import DirichletProcess
-from numpyro_kme.engines.base import check_run
-from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.engines.posteriors import Conditional
 from numpyro_kme.losses.generator import Generator, NormalNoise, has_derivatives
 from numpyro_kme.mcmc.loss_density import declared, one_point
 from numpyro_kme.mcmc.noise import NoiseForm, even_noise
@@ -269,7 +266,7 @@ def _of_normals(simulate, transform, u, z, *row):
 
 
 @frozen
-class Read(Conditional):
+class Read:
     """A model read as a generator, whose compiled programs serve other data.
 
     Attributes:
@@ -287,16 +284,6 @@ class Read(Conditional):
     generator: Generator
     process: DirichletProcess
     code: Mapping[str, str]
-
-    def _card(self) -> Card:
-        rows = {"model": brief(self.iid.model), "data": f"{len(self.iid.data):,} points of {self.iid.site}"}
-        how = "condition(rng_key, x=...) gives the posterior of other data, by the same compiled programs"
-        return Card(f"What {type(self.engine).__name__} read, whatever the data", rows, how)
-
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
-        """The posterior of other data, by another bootstrap with the same compiled programs."""
-        check_run(rng_key, args, kwargs)
-        return self.engine._bootstrap(rng_key, args, kwargs, self)[1]
 
 
 def _kept(name: str, site) -> np.ndarray:

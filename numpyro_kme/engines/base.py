@@ -10,10 +10,9 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, brief, frozen, is_default, shown
-from numpyro_kme._core.threads import processors
+from numpyro_kme._core.display import Card, brief, is_default, shown
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.engines.posteriors import Conditional, Posteriors
+from numpyro_kme.engines.posteriors import Posteriors, Trained, check_run
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.models import outputs
 from numpyro_kme.models.problem import Problem, SimulatorSite
@@ -21,76 +20,15 @@ from numpyro_kme.simulations.fingerprint import is_another
 from numpyro_kme.simulations.simulate import Plan
 
 
-@frozen
-class Trained(Conditional):
-    """What an engine has found that does not depend on the observation.
-
-    Attributes:
-        engine: The settings.
-        problem: What the model consists of, as it was run.
-        learnt: What was learnt; of a type that the engine chooses.
-    """
-
-    engine: "Engine"
-    problem: Problem
-    learnt: Any
-
-    def _card(self) -> Card:
-        return Card(
-            f"What {type(self.engine).__name__} learnt, whatever the observation",
-            {"model": brief(self.problem.model), **self.problem._card().rows},
-            "condition(rng_key, x=...) gives the posterior of another observation, condition_many those of many",
-        )
-
-    @property
-    def num_threads(self) -> int:
-        """As many as there are processors."""
-        return processors()
-
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
-        """The posterior of another observation, from the same simulations and what was learnt from them.
-
-        Args:
-            rng_key: The only source of randomness.
-            *args: Positional arguments of the model.
-            **kwargs: Keyword arguments of the model, with the new observation.
-        Raises:
-            ValueError: If the arguments change the prior or a simulator.
-        """
-        check_run(rng_key, args, kwargs)
-        return self.engine._condition(rng_key, observed_anew(self.problem, args, kwargs), self.learnt)
-
-
-@frozen
-class RunAgain(Conditional):
-    """What an engine has found that keeps nothing for another observation.
-
-    Attributes:
-        engine: The settings.
-    """
-
-    engine: "Engine"
-
-    def _card(self) -> Card:
-        rows = {**self.engine._card().rows, "cost": "another observation takes as long as the first"}
-        how = "condition(rng_key, x=...) runs it again for another observation"
-        return Card(f"{type(self.engine).__name__}, which keeps nothing for other observations", rows, how)
-
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
-        """The posterior of another observation, by another run."""
-        check_run(rng_key, args, kwargs)
-        return self.engine._infer(rng_key, args, kwargs)[1]
-
-
 @shown
 @dataclass(eq=False, repr=False)
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
 
-    A subclass implements `_infer(rng_key, args, kwargs) -> (trained, posterior)`, where `trained` is a `Conditional`,
-    which gives the posterior of another observation: `Trained`, which calls `_condition`, or `RunAgain`. Neither
-    changes an attribute of the engine. Engines can be pickled, before and after `run`; Python pickles a model that is
-    a function of a module, `cloudpickle` any other.
+    A subclass implements `_infer(rng_key, args, kwargs) -> (learnt, posterior)`. What it learnt serves other
+    observations by `_condition(rng_key, args, kwargs, learnt) -> posterior`; without that another observation is
+    another run. Neither changes an attribute of the engine. Engines can be pickled, before and after `run`; Python
+    pickles a model that is a function of a module, `cloudpickle` any other.
 
     Args:
         model: A NumPyro model.
@@ -99,10 +37,12 @@ class Engine(abc.ABC):
 
     paper: ClassVar[str | None] = None
     """BibTeX of its paper, for `cite`, or the key of an entry in `engines/references.bib`; None without one."""
+    conditions_in_threads: ClassVar[bool] = False
+    """Many observations are conditioned on in threads, as many as there are processors."""
 
     model: Callable
     progress_bar: bool = field(default=True, kw_only=True)
-    _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
+    _found: tuple[Trained, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
 
     def _card(self) -> Card:
         given = {
@@ -133,11 +73,11 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
-        """What was found that does not depend on the observation, with a `condition`, and the posterior."""
+        """What was learnt that does not depend on the observation, or None, and the posterior."""
 
-    def _condition(self, rng_key: jax.Array, problem: Problem, learnt: Any) -> Posterior:
-        """The posterior of the observation of `problem`, from what was learnt."""
-        raise NotImplementedError
+    def _condition(self, rng_key: jax.Array, args: tuple, kwargs: dict, learnt: Any) -> Posterior:
+        """The posterior of another observation, from what was learnt; here by another run."""
+        return self._infer(rng_key, args, kwargs)[1]
 
     def _settings(self) -> Self:
         """This engine without what it found."""
@@ -166,7 +106,8 @@ class Engine(abc.ABC):
         check_run(rng_key, args, kwargs)
         self.check_settings()
         with outputs.unchanged():
-            self._found = self._infer(rng_key, args, kwargs)
+            learnt, posterior = self._infer(rng_key, args, kwargs)
+        self._found = Trained(self._settings(), learnt), posterior
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer from another observation, with the simulations and what was learnt in the last `run`, where the engine
@@ -180,15 +121,13 @@ class Engine(abc.ABC):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model, with the new observation.
         """
-        check_run(rng_key, args, kwargs)
-        trained = self.trained
-        self._found = trained, trained.condition(rng_key, *args, **kwargs)
+        self._found = self.trained, self.trained.condition(rng_key, *args, **kwargs)
 
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
         """The posteriors of many observations, from the simulations and what was learnt in the last `run`; the engine
         stays as it is.
 
-        As `Conditional.condition_many`: observation `i` has the key `jax.random.fold_in(rng_key, i)`.
+        Observation `i` has the key `jax.random.fold_in(rng_key, i)`.
 
         Args:
             rng_key: The only source of randomness.
@@ -199,7 +138,7 @@ class Engine(abc.ABC):
         return self.trained.condition_many(rng_key, observations, *args, **kwargs)
 
     @property
-    def trained(self) -> Any:
+    def trained(self) -> Trained:
         """What the last run found that does not depend on the observation: `condition(rng_key, ...) -> Posterior`."""
         return self._last[0]
 
@@ -209,7 +148,7 @@ class Engine(abc.ABC):
         return self._last[1]
 
     @property
-    def _last(self) -> tuple[Any, Posterior]:
+    def _last(self) -> tuple[Trained, Posterior]:
         if self._found is None:
             raise checks.explained(f"{type(self).__name__}.run(rng_key, ...) should be called first.", RuntimeError)
         return self._found
@@ -250,21 +189,15 @@ class Engine(abc.ABC):
         return self.posterior.to_inference_data(coords=coords, dims=dims, log_likelihood=log_likelihood)
 
 
-def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
-    """That a run has a key, and data that are known."""
-    checks.key(rng_key)
-    checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-
-
 def check_positive(**values: Any) -> None:
-    """That numbers are positive, where they are given."""
+    """Check that numbers are positive, where they are given."""
     for name, value in values.items():
         if value is not None:
             checks.positive_number(name, value)
 
 
 def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, what: str) -> None:
-    """That a rule for length scales is one, and that nothing is `given` that has its own."""
+    """Check that a rule for length scales is one, and that nothing is `given` that has its own."""
     checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
     checks.require(given is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
     checks.instance(name, given, kind | None, what)

@@ -89,8 +89,8 @@ class K2ABC(SimulationEngine):
             size >= 2,
             f"K2ABC compares data sets; the simulator gives one of {size} points. Put several draws under a plate.",
         )
-        weights_of = partial(soft_abc_weights, epsilon=self.epsilon)
-        return DiscrepancyWeights(self._settings(), rng_key, table, weights_of, self.estimator, self.length_scale)
+        how = partial(soft_abc_weights, epsilon=self.epsilon), self.estimator, self.length_scale
+        return DiscrepancyWeights(self._settings(), rng_key, problem, table, *how)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -161,8 +161,8 @@ class RejectionABC(SimulationEngine):
         if isinstance(self.discrepancy, Estimator | Loss) or self.length_scale is not None:
             table.require_one_length("a discrepancy between data sets")
         weights_of = partial(rejection_weights, quantile=self.quantile, threshold=self.threshold)
-        discrepancy = ScaledNumbers.of(table) if by_numbers else self.discrepancy
-        return DiscrepancyWeights(self._settings(), rng_key, table, weights_of, discrepancy, self.length_scale)
+        how = weights_of, ScaledNumbers.of(table) if by_numbers else self.discrepancy, self.length_scale
+        return DiscrepancyWeights(self._settings(), rng_key, problem, table, *how)
 
 
 class ScaledNumbers(NamedTuple):

@@ -10,10 +10,11 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.engines import rounds
-from numpyro_kme.engines.base import Trained, check_positive
+from numpyro_kme.engines.base import check_positive, observed_anew
 from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, form_of, statistics_of
 from numpyro_kme.engines.learnt_model import joint_values
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, observation, observations
+from numpyro_kme.engines.posteriors import Trained
 from numpyro_kme.engines.reports import UNSURE, emit_warnings
 from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines.simulation_engine import SimulationEngine
@@ -183,7 +184,8 @@ class KELFI(SimulationEngine):
         latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
         posterior.problem.require_inside_support("latents", latents)
         again, posterior = self._again(fit_key, simulate_key, sample_key, learnt, posterior, latents)
-        self._found = self._finished(fit_key, again, posterior, amortised=learnt.amortised)
+        found, posterior = self._finished(fit_key, again, posterior, amortised=learnt.amortised)
+        self._found = Trained(self._settings(), found), posterior
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
@@ -249,11 +251,13 @@ class KELFI(SimulationEngine):
             learnt = replace(learnt, likelihoods=near)
         posterior = learnt.with_diagnostics(problem, posterior.measures, posterior.drawn)
         emit_warnings(posterior)
-        return Trained(self._settings(), problem, learnt), posterior
+        return learnt, posterior
 
-    def _condition(self, rng_key, problem, learnt):
+    def _condition(self, rng_key, args, kwargs, learnt):
         learnt.require_amortised()
-        posterior = super()._condition(rng_key, self._as_recorded(problem), learnt)
+        problem = self._as_recorded(observed_anew(learnt.problem, args, kwargs))
+        self._check(problem)
+        posterior = learnt.posterior(rng_key, problem)
         emit_warnings(posterior)
         return posterior
 

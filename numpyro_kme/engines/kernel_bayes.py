@@ -118,7 +118,7 @@ class KernelBayes(SimulationEngine):
             how = {"num_folds": self.num_folds, "compare_in": on_parameters, "tolerance": self.tolerance}
             settings = choose_by_folds(fold_key, table.z, x, tried, **how).settings
         rule = settings.rule(table.z, x, *self._embedded(draw_key, problem, table), tolerance=self.tolerance)
-        return SignedWeights(self._settings(), rng_key, table, rule)
+        return SignedWeights(self._settings(), rng_key, problem, table, rule)
 
     def _check(self, problem):
         super()._check(problem)

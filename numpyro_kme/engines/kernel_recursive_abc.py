@@ -13,7 +13,7 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.recursive import recursive_abc_step
-from numpyro_kme.engines.base import Engine, RunAgain, check_positive
+from numpyro_kme.engines.base import Engine, check_positive
 from numpyro_kme.engines.posterior import Posterior, missing_entries
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.simulation_engine import SimulationEngine, check_kernel, of_model
@@ -62,6 +62,7 @@ class KernelRecursiveABC(SimulationEngine):
     """
 
     paper = "kajihara2018kernel"
+    conditions_in_threads = False
 
     num_simulations: int = field(default=200, kw_only=False)
     num_samples: int | None = None  # type: ignore[assignment]
@@ -87,10 +88,10 @@ class KernelRecursiveABC(SimulationEngine):
         problem = Problem.read(self.model, *args, **kwargs)
         self._check(problem)
         problem.require_continuous("KernelRecursiveABC, which herds points,")
-        posterior = self._fit(fit_key, problem, self._simulate(simulate_key, problem))
-        bare = self._settings()
-        bare.store = None
-        return RunAgain(bare), posterior
+        return None, self._fit(fit_key, problem, self._simulate(simulate_key, problem))
+
+    def _condition(self, rng_key, args, kwargs, learnt):
+        return replace(self, store=None)._infer(rng_key, args, kwargs)[1]
 
     def _simulate(self, rng_key, problem, number=None):
         """Simulate the first iteration, or take it."""

@@ -51,6 +51,7 @@ class LearntLikelihoods(Recomputed):
 
     Attributes:
         engine: The settings.
+        problem: The model, as it was run.
         simulations: The simulations used for fitting.
         likelihoods: The learnt likelihood of each simulator site.
         measures: The prior of each simulator's coordinates.
@@ -61,6 +62,7 @@ class LearntLikelihoods(Recomputed):
     """
 
     engine: Any = field(repr=False)
+    problem: Problem = field(repr=False)
     simulations: Simulations
     likelihoods: Mapping[str, FittedLikelihood]
     measures: Mapping[str, Measure]
@@ -72,7 +74,7 @@ class LearntLikelihoods(Recomputed):
     @classmethod
     def fit(cls, rng_key: jax.Array, engine: Any, problem: Problem, simulations: Simulations) -> "LearntLikelihoods":
         """Learn from all simulations, by the settings of an engine."""
-        learnt = cls(engine, simulations, {}, {}, ((len(simulations), np.inf),))
+        learnt = cls(engine, problem, simulations, {}, {}, ((len(simulations), np.inf),))
         likelihoods: dict[str, FittedLikelihood] = {}
         measures: dict[str, Measure] = {}
         with progress.phase(f"learning from {len(simulations)} simulations", engine.progress_bar):

@@ -151,7 +151,10 @@ class PosteriorBootstrap(Engine, Settings):
         return MMD(length_scale=self.length_scale) if self.loss is None else self.loss
 
     def _infer(self, rng_key, args, kwargs):
-        return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0])
+        return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0].learnt)
+
+    def _condition(self, rng_key, args, kwargs, learnt):
+        return self._bootstrap(rng_key, args, kwargs, learnt)[1]
 
     def _bootstrap(self, rng_key, args: tuple, kwargs: dict, last: Read | None):
         start_key, run_key = split(rng_key)

@@ -1,6 +1,5 @@
 """Posteriors of many observations: conditioned in threads, held as one value, with one summary and one ArviZ object."""
 
-import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -15,6 +14,7 @@ from numpyro_kme._core import arviz, checks, host, progress, solves
 from numpyro_kme._core.display import Card, frozen, names_and_shapes, numbers
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
+from numpyro_kme._core.threads import processors
 from numpyro_kme.engines.posterior import Posterior, Samples
 from numpyro_kme.models import outputs
 
@@ -34,22 +34,38 @@ class Outcome(NamedTuple):
     warned: tuple[str, ...]
 
 
-class Conditional(abc.ABC):
-    """Base of what an engine has found that does not depend on the observation: the posterior of any observation."""
+@frozen
+class Trained:
+    """What an engine has found that does not depend on the observation: the posterior of any observation.
 
-    @property
-    def num_threads(self) -> int:
-        """How many observations are served at a time."""
-        return 1
+    Attributes:
+        engine: The settings.
+        learnt: What was learnt, of a type that the engine chooses; None where it keeps nothing and runs again.
+    """
 
-    @abc.abstractmethod
+    engine: Any
+    learnt: Any = None
+
+    def _card(self) -> Card:
+        cost = {} if self.learnt is not None else {"cost": "another observation takes as long as the first"}
+        return Card(
+            f"What {type(self.engine).__name__} learnt, whatever the observation",
+            {**self.engine._card().rows, **cost},
+            "condition(rng_key, x=...) gives the posterior of another observation, condition_many those of many",
+        )
+
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
-        """The posterior of another observation."""
+        """The posterior of another observation, from the same simulations and what was learnt from them.
 
-    @property
-    def shows_progress(self) -> bool:
-        """Whether `condition_many` shows a bar: as the engine does, if there is one."""
-        return bool(getattr(getattr(self, "engine", None), "progress_bar", True))
+        Args:
+            rng_key: The only source of randomness.
+            *args: Positional arguments of the model.
+            **kwargs: Keyword arguments of the model, with the new observation.
+        Raises:
+            ValueError: If the arguments change the prior or a simulator.
+        """
+        check_run(rng_key, args, kwargs)
+        return self.engine._condition(rng_key, args, kwargs, self.learnt)
 
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> "Posteriors":
         """The posteriors of many observations.
@@ -74,8 +90,8 @@ class Conditional(abc.ABC):
         checks.key(rng_key)
         checks.concrete(rng_key=rng_key, observations=observations)
         given = [{**kwargs, **one} for one in _rows(observations, kwargs)]
-        outcomes = progress.progress(self.each(rng_key, args, given), "conditioning", self.shows_progress, len(given))
-        found = Posteriors.of(iter(outcomes))
+        each, shown = self.each(rng_key, args, given), self.engine.progress_bar
+        found = Posteriors.of(iter(progress.progress(each, "conditioning", shown, len(given))))
         found._warn()
         return found
 
@@ -94,13 +110,20 @@ class Conditional(abc.ABC):
             return Outcome(found, tuple(warned))
 
         host.keep_freed_memory()
-        with solves.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(self.num_threads) as pool:
+        threads = processors() if self.engine.conditions_in_threads else 1
+        with solves.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(threads) as pool:
             waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
             try:
                 for future in waiting:
                     yield future.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+
+
+def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
+    """Check that a run has a key, and data that are known."""
+    checks.key(rng_key)
+    checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
 
 
 def _rows(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ class KernelABC(SimulationEngine):
         if table.ragged and self.regularisation is None:
             epsilon = SMOOTHER * held_out_regularisation(table, kernel, self.tolerance)
         fitted = LowRankRidge.fit(kernel, kernel.points(table.x), epsilon, tolerance=self.tolerance)
-        return SignedWeights(self._settings(), rng_key, table, fitted)
+        return SignedWeights(self._settings(), rng_key, problem, table, fitted)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -148,7 +148,7 @@ class DistributionRegressionABC(SimulationEngine):
         table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)
         given = table.kernels(self.kernel, self.length_scale), table.x, table.z, self.regularisation
         fitted = DistributionRegression.fit_best(*given, tolerance=self.tolerance)
-        return SummaryWeights(self._settings(), rng_key, table, fitted, self.epsilon)
+        return SummaryWeights(self._settings(), rng_key, problem, table, fitted, self.epsilon)
 
 
 @frozen

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import split
-from numpyro_kme.engines.base import Engine, Trained, check_positive, check_rule
+from numpyro_kme.engines.base import Engine, check_positive, check_rule, observed_anew
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.reference_table import check_model
 from numpyro_kme.kernels.base import Kernel
@@ -24,6 +24,10 @@ from numpyro_kme.simulations.simulations import as_long
 
 class Method(Protocol):
     """What an engine learnt from simulations: the posterior of any observation."""
+
+    @property
+    def problem(self) -> Problem:
+        """The model, as it was run."""
 
     def posterior(self, rng_key: jax.Array, problem: Problem) -> Posterior:
         """The posterior of the observation of a model."""
@@ -44,6 +48,8 @@ class SimulationEngine(Engine):
         simulations: Simulations made elsewhere, instead of new ones.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     """
+
+    conditions_in_threads = True
 
     num_simulations: int = 1000
     _: KW_ONLY
@@ -87,10 +93,10 @@ class SimulationEngine(Engine):
             method = self._fit(fit_key, problem, simulations)
         with progress.phase("weighting the simulations", self.progress_bar):
             posterior = method.posterior(sample_key, problem)
-        return Trained(self._settings(), problem, method), posterior
+        return method, posterior
 
-    def _condition(self, rng_key, problem, learnt: Method):
-        """The posterior by the same simulations; where another part of the observation counts, it is learnt again."""
+    def _condition(self, rng_key, args, kwargs, learnt: Method):
+        problem = observed_anew(learnt.problem, args, kwargs)
         self._check(problem)
         return learnt.posterior(rng_key, problem)
 

@@ -78,6 +78,7 @@ class WeightingMethod(Recomputed, abc.ABC):
         engine: The settings: `num_samples`, `regression_adjustment`, and `advice`, what to do where the effective
             sample size is too small.
         fit_key: The key by which it was learnt: for another mask it is learnt again.
+        problem: The model, as it was run.
         table: The simulations.
     """
 
@@ -88,6 +89,7 @@ class WeightingMethod(Recomputed, abc.ABC):
 
     engine: Any
     fit_key: jax.Array
+    problem: Problem
     table: ReferenceTable
 
     @abc.abstractmethod

@@ -135,7 +135,7 @@ def used(kelfi):
         "sensitivity": kme.mcmc.NoiseSensitivity({"a": np.ones(3)}, np.ones(3), np.ones(3)),
         "chain": kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.array([0.1, 0.4])}),
         "chains": SurrogateChecks({s: kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.ones(2)}) for s in "ab"}),
-        "run again": kme.engines.RunAgain(kme.KernelRecursiveABC(model, num_iterations=3)),
+        "run again": kme.engines.Trained(kme.KernelRecursiveABC(model, num_iterations=3)),
         "rejection": kme.abc.rejection_weights(np.arange(100.0)),
         "outside": kme.abc.OutOfDistributionCheck(3.0, 1.0, 0.01),
         "recursive": kme.abc.RecursiveABC(x, np.linspace(0.0, 1.0, 12).reshape(3, 4), np.ones((3, 4))),

@@ -29,7 +29,7 @@ from numpyro_kme.diagnostics import (
     uniformity,
 )
 from numpyro_kme.diagnostics.checks import _in_order
-from numpyro_kme.engines import EffectiveSampleSizeError, Engine, Posterior, Trained
+from numpyro_kme.engines import EffectiveSampleSizeError, Engine, Posterior
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck
 from numpyro_kme.models import tracing
@@ -56,11 +56,11 @@ class Conjugate(Engine):
         self.refuse = refuse
 
     def _infer(self, rng_key, args, kwargs):
-        problem = kme.Problem.read(self.model, *args, **kwargs)
-        simulations = kme.simulate(KEY, problem, 300, progress_bar=False)
-        return Trained(self._settings(), problem, simulations), self._condition(rng_key, problem, simulations)
+        simulations = kme.simulate(KEY, kme.Problem.read(self.model, *args, **kwargs), 300, progress_bar=False)
+        return simulations, self._condition(rng_key, args, kwargs, simulations)
 
-    def _condition(self, rng_key, problem, simulations):
+    def _condition(self, rng_key, args, kwargs, simulations):
+        problem = kme.Problem.read(self.model, *args, **kwargs)
         x = problem.observations["x"]
         if x[0] > self.refuse:
             raise EffectiveSampleSizeError("too far out")
@@ -135,7 +135,8 @@ class WithLikelihood(Conjugate):
         Engine.__init__(self, model)
         self.power, self.stale = power, stale
 
-    def _condition(self, rng_key, problem, simulations):
+    def _condition(self, rng_key, args, kwargs, simulations):
+        problem = kme.Problem.read(self.model, *args, **kwargs)
         y = np.zeros(2) if self.stale else problem.likelihood_observations["y"]
         counts = NOISE**-2, self.power * OTHER**-2
         precision = 1.0 + sum(counts)

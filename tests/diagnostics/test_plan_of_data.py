@@ -12,7 +12,7 @@ import pytest
 import numpyro_kme as kme
 from numpyro_kme.diagnostics import calibrate, check, predictive_check
 from numpyro_kme.diagnostics.data_sets import plan_of_data
-from numpyro_kme.engines import Engine, Posterior, RunAgain
+from numpyro_kme.engines import Engine, Posterior
 from numpyro_kme.simulations import Penalise, Retry, SimulatedMissing, SimulationError
 from numpyro_kme.simulations.simulate import Plan
 
@@ -153,7 +153,7 @@ def test_an_engine_without_settings_of_a_plan_simulates_here():
         def _infer(self, rng_key, args, kwargs):
             problem = kme.Problem.read(self.model, *args, **kwargs)
             posterior = Posterior(engine="OfYours", samples=problem.draw(rng_key, 50).latents, problem=problem)
-            return RunAgain(self._settings()), posterior
+            return None, posterior
 
     engine = OfYours(model)
     engine.run(KEY, x=0.0)

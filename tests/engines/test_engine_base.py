@@ -10,7 +10,7 @@ from numpyro.diagnostics import summary
 
 import numpyro_kme as kme
 from numpyro_kme._core import arviz
-from numpyro_kme.engines import Engine, Posterior, RunAgain
+from numpyro_kme.engines import Engine, Posterior
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -38,7 +38,7 @@ class TwoChains(Engine):
             info={"learnt length scale": np.array([0.5, 1.25]), "sampler": "exact", "reliable": True},
             num_chains=2,
         )
-        return RunAgain(self._settings()), posterior
+        return None, posterior
 
 
 @pytest.fixture(scope="module")
