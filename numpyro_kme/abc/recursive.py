@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.display import Card, brief, extremes, shown
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.abc.weighting import with_unit_sum
@@ -39,19 +39,6 @@ class RecursiveABC(NamedTuple):
     theta: np.ndarray
     path: np.ndarray
     standard_deviations: np.ndarray
-
-    def _card(self) -> Card:
-        first, last = (brief(np.asarray(sd)) for sd in (self.standard_deviations[0], self.standard_deviations[-1]))
-        return Card(
-            f"{len(self.theta):,} points after {len(self.path)} iterations of kernel recursive ABC",
-            {
-                "estimate": ", ".join(f"{one:.4g}" for one in self.path[-1][:6]),
-                "last move": extremes(np.abs(self.path[-1] - self.path[-2])) if len(self.path) > 1 else "",
-                "sd of the points, first": first,
-                "sd of the points, last": last,
-            },
-            "path[-1] is the estimate; where it still moves, more iterations. The points are no posterior",
-        )
 
 
 def kernel_recursive_abc(

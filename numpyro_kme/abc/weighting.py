@@ -11,12 +11,15 @@ from scipy.special import logsumexp
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import shown
 from numpyro_kme.kernels.length_scales import REGULARISATIONS
 from numpyro_kme.samplers.importance import effective_size
 
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
+
+LEAST_DEVIATION = 0.2
+"""Least standard deviation under signed weights, relative to that under their positive part."""
 
 LEAST_EFFECTIVE_SIZE = 10.0
 """Weights with a smaller effective sample size are no posterior."""
@@ -34,9 +37,6 @@ class SoftWeights(NamedTuple):
     weights: np.ndarray
     epsilon: float
 
-    def _card(self) -> Card:
-        return _card(self.weights, "soft ABC", {"epsilon": f"{self.epsilon:.4g}, in units of the discrepancy"})
-
 
 @shown
 class RejectionWeights(NamedTuple):
@@ -49,20 +49,6 @@ class RejectionWeights(NamedTuple):
 
     weights: np.ndarray
     threshold: float
-
-    def _card(self) -> Card:
-        threshold = f"{self.threshold:.4g}, the largest discrepancy that was accepted"
-        return _card(self.weights, "rejection ABC", {"threshold": threshold})
-
-
-def _card(weights: np.ndarray, method: str, rows: dict[str, str]) -> Card:
-    """What a person reads of weights."""
-    found = {
-        "effective sample size": effective_sample_size(weights),
-        "without weight": f"{int(np.sum(weights == 0.0)):,} simulations",
-    }
-    how = "`weights` have a sum of one: the mean of f is weights @ f(simulations)"
-    return Card(f"Weights of {len(weights):,} simulations by {method}", found | rows, how)
 
 
 def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> SoftWeights:
@@ -206,8 +192,8 @@ class RegressionAdjustment:
     Args:
         adjusted: $t^*$, `(m, p)`.
         shift: By how much it moves the weighted mean, `(p,)`.
-        scale: Standard deviation under the weights, before, or under their positive part where signed weights give a
-            negative variance, `(p,)`.
+        scale: Standard deviation under the weights, before, `(p,)`; at least a fifth of that under their positive part,
+            since signed weights can give a variance of any sign.
         residual: That of what the regression leaves, each point left out in turn, `(p,)`.
         error: Standard error of the shift, `(p,)`: that of a prediction by as many points as the effective sample size.
         distance: Squared Mahalanobis distance of $s(y)$ from the statistics under the positive part of the weights; of
@@ -270,8 +256,8 @@ class RegressionAdjustment:
 
 
 def deviations(t: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Standard deviations of `t` `(m, p)` under weights with a sum of one, or under their positive part where weights
-    of both signs give a negative variance, `(p,)`."""
+    """Standard deviations of `t` `(m, p)` under weights with a sum of one, `(p,)`; at least `LEAST_DEVIATION` of those
+    under their positive part, since weights of both signs can give a variance of any sign."""
     positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
-    variance = weights @ np.square(t - weights @ t)
-    return np.sqrt(np.where(variance > 0, variance, positive @ np.square(t - positive @ t)))
+    least = LEAST_DEVIATION**2 * positive @ np.square(t - positive @ t)
+    return np.sqrt(np.maximum(weights @ np.square(t - weights @ t), np.maximum(least, 1e-16)))

@@ -99,23 +99,15 @@ class Posterior(Recomputed, Saved):
 
     def mode(self) -> dict[str, np.ndarray]:
         """A point estimate of the latents, `{site: (*shape)}`, where the method defines one."""
-        raise checks.explained(
-            f"{self.engine} has no point estimate of its own; use expectation, or the draws.", NotImplementedError
-        )
+        raise self._lacks("point estimate of its own; use expectation, or the draws")
 
     def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Log posterior density at latents `{site: (n, *shape)}`, `(n,)`, where the method has one."""
-        raise checks.explained(
-            f"The posterior of {self.engine} has draws and no density; KELFI has one.", NotImplementedError
-        )
+        raise self._lacks("density; KELFI has one")
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> "Posterior":
         """Super-samples by kernel herding, as a posterior, where the method embeds the posterior."""
-        raise checks.explained(
-            f"The posterior of {self.engine} has draws and no embedding to herd from; KELFI and the engines that "
-            "weight simulations have one.",
-            NotImplementedError,
-        )
+        raise self._lacks("embedding to herd from; KELFI and the engines that weight simulations have one")
 
     @classmethod
     def load(cls, path: str | PathLike, problem: Problem | None = None) -> Self:
@@ -189,9 +181,7 @@ class Posterior(Recomputed, Saved):
     def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
         """Log likelihood of each call of each observed site that stands along a plate, at each draw, `{site: (n,
         *plates)}`, where the method has one."""
-        raise checks.explained(
-            f"{self.engine} has no likelihood of single observations; KELFI has one.", NotImplementedError
-        )
+        raise self._lacks("likelihood of single observations; KELFI has one")
 
     def to_inference_data(
         self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
@@ -228,6 +218,9 @@ class Posterior(Recomputed, Saved):
             problem=self.problem,
             simulations=self.simulations,
         )
+
+    def _lacks(self, what: str) -> NotImplementedError:
+        return checks.explained(f"The posterior of {self.engine} has draws and no {what}.", NotImplementedError)
 
     def _grouped(self, tree: Samples, group_by_chain: bool) -> dict[str, np.ndarray]:
         if not group_by_chain:

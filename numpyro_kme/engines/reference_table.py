@@ -16,15 +16,7 @@ from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic, and_a_wider_one
-from numpyro_kme.kernels.ragged import (
-    WithLength,
-    beyond_end,
-    lengths,
-    log_lengths,
-    pad,
-    padded_together,
-    require_any_length,
-)
+from numpyro_kme.kernels.ragged import WithLength, beyond_end, log_lengths, require_any_length
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
@@ -118,12 +110,8 @@ class ReferenceTable(Recomputed):
 
     def points(self, observations: Any) -> np.ndarray:
         """Many observations `(s, *event)`, masked draws included, as rows of `x`."""
-        if self.ragged:
-            observations = padded_together(observations)
         checks.real("observations", observations)
         y = np.asarray(observations, np.float64)
-        if self.ragged and y.ndim == self.x.ndim and y.shape[1] < self.x.shape[1]:
-            y = np.stack([pad(one, self.x.shape[1]) for one in y])
         checks.require(
             y.ndim >= 1 and len(y) >= 1 and y[0].size == self._size,
             "`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the "
@@ -131,7 +119,6 @@ class ReferenceTable(Recomputed):
         )
         counted = self._counted(y)
         checks.finite("observations", counted[~beyond_end(counted)] if self.ragged else counted)
-        checks.require(not self.ragged or bool(lengths(counted).all()), "One of the `observations` has no row.")
         return counted
 
     @property

@@ -16,6 +16,7 @@ from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import (
+    LEAST_DEVIATION,
     LEAST_EFFECTIVE_SIZE,
     RegressionAdjustment,
     deviations,
@@ -39,9 +40,6 @@ from numpyro_kme.samplers.importance import systematic_shuffled
 QUADRATIC = 0.01
 """Weight of a quadratic kernel in herding: with more of it draws follow the noise of a covariance under signed weights
 (`python -m benchmarks verdict`)."""
-
-LEAST_DEVIATION = 0.2
-"""Least standard deviation, relative to the positive part of signed weights, whose variances may have any sign."""
 
 SHIFT, ERRORS, LEFT, MOST = 0.25, 2.0, 0.78, 1.7
 """A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
@@ -262,7 +260,7 @@ class WeightedPosterior(Posterior):
             return {name: np.asarray(value[best]) for name, value in latents.items()}
         to_vectors, latents_at = vector_maps(problem, self.coordinates)
         z = to_vectors(self.z, latents)
-        found = MeanEmbedding(Gaussian(deviation(z, self.weights)), z, self.weights).mode()
+        found = MeanEmbedding(Gaussian(deviations(z, self.weights)), z, self.weights).mode()
         return {name: np.asarray(value[0]) for name, value in latents_at(found[None]).items()}
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
@@ -311,20 +309,13 @@ def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
     By a Gaussian kernel alone draws would follow the positive part of signed weights in more than two dimensions. A
     covariance that no distribution has is replaced by the nearest one that is positive definite.
     """
-    u = (z - weights @ z) / deviation(z, weights)
+    u = (z - weights @ z) / deviations(z, weights)
     values, axes = np.linalg.eigh(u.T @ (weights[:, None] * u))
     second = 1.0 + np.square(u @ axes) @ np.maximum(values, LEAST_DEVIATION**2)
     gaussian = Gaussian(1.0 / 3.0)
     targets = MeanEmbedding(gaussian, u, weights).on_host(u) + 1.0 + QUADRATIC * second
     kernel = gaussian + Polynomial(1) + QUADRATIC * Polynomial(2)
     return np.asarray(herd(kernel, targets, u, num_samples))
-
-
-def deviation(z: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Standard deviations under weights, or the least for their positive part."""
-    positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
-    least = LEAST_DEVIATION**2 * positive @ np.square(z - positive @ z)
-    return np.sqrt(np.maximum(weights @ np.square(z - weights @ z), np.maximum(least, 1e-16)))
 
 
 def adjusted(

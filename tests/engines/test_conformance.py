@@ -38,6 +38,7 @@ from numpyro_kme.engines import (
     Posterior,
     WeightedPosterior,
 )
+from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -492,7 +493,7 @@ def test_another_setting_makes_another_engine_and_run_checks_it(name, fitted):
 def test_what_fails_while_refining_leaves_the_engine_as_it_was(fitted, states, monkeypatch):
     engine = copy.copy(fitted("KELFI"))
     with monkeypatch.context() as patch:
-        patch.setattr(kme.KELFI, "_posterior", lambda *args: 1 / 0)
+        patch.setattr(LearntLikelihoods, "posterior", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.refine(OTHER, {"theta": np.linspace(-1.0, 1.0, 20)})
     assert_same(ROWS["KELFI"].state(engine), states("KELFI"))
