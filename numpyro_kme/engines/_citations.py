@@ -13,7 +13,7 @@ def cite(engine: Any = None) -> str:
         engine: A class of the package or of yours with an attribute `paper`, such as `KELFI`, or an object of it; the
             package itself when left out.
     Returns:
-        The entry.
+        The entry; of a `KELFI` with another form than the published one behind a line that says so.
     Raises:
         TypeError: If it names no paper.
     """
@@ -28,7 +28,8 @@ def cite(engine: Any = None) -> str:
         f"{paper}, neither BibTeX nor a key of engines/references.bib.",
         TypeError,
     )
-    return entries.get(paper, paper)
+    note = "" if isinstance(engine, type) else getattr(engine, "citation_note", "")
+    return f"{note}\n{entries.get(paper, paper)}" if note else entries.get(paper, paper)
 
 
 def references() -> dict[str, str]:

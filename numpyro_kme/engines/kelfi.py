@@ -159,6 +159,13 @@ class KELFI(SimulationEngine):
         return self.form if self.missing is None else Recorded(self.form or ResidualKernelMeans())
 
     @property
+    def citation_note(self) -> str:
+        """Line for `cite`, where the form that runs is not the published one."""
+        name = type(self.form or ResidualKernelMeans()).__name__
+        note = f"% {name}, a form of the likelihood by numpyro_kme, in place of the one published in"
+        return "" if isinstance(self.form, KernelMeans) else note
+
+    @property
     def posterior(self) -> LearntPosterior:
         """The posterior of the last `run`, `refine` or `condition`, an immutable value."""
         return cast(LearntPosterior, self._last[1])

@@ -39,6 +39,12 @@ def test_objects_cite_as_their_class_does():
     assert "Hsu" in kme.cite(kme.KELFI) and "Dellaporta" in kme.cite(kme.PosteriorBootstrap)
 
 
+def test_an_engine_says_which_form_runs():
+    published, default = (kme.cite(kme.KELFI(print, form=form)) for form in (kme.KernelMeans(), None))
+    assert published == kme.cite(kme.KELFI)
+    assert default.startswith("% ResidualKernelMeans, ") and default.endswith("\n" + published)
+
+
 def test_the_package_cites_itself():
     assert re.match(r"@software\{numpyro_kme,\n", kme.cite())
     assert f"version = {{{kme.__version__}}}" in kme.cite()

@@ -288,7 +288,7 @@ class KernelMeansSurrogate(Surrogate):
     def describe(self) -> Mapping[str, Any]:
         """What was learnt, which bounds were met, and what to look at."""
         described = {
-            "form": "published kernel means likelihood",
+            "form": "kernel means likelihood of Hsu and Ramos (2019)",
             "beta": np.asarray(self.hyper.parameter_kernel.length_scale),
             "lam": float(self.hyper.regularisation),
             "leave-one-out score": float(self.summary.score),

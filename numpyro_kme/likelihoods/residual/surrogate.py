@@ -284,7 +284,7 @@ class ResidualSurrogate(Surrogate):
         changes = np.std(self.log_scale.on_host(np.asarray(self.simulated)[:300]), axis=0) > 0.1
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements.location), 0.0))
         return {
-            "form": "location-scale kernel means likelihood",
+            "form": "location-scale kernel means likelihood, an extension of Hsu and Ramos (2019)",
             "location": f"{between(f'{explained.min():.0%}', f'{explained.max():.0%}')} of the variance of statistics, "
             f"held out; curved: {self._list(np.count_nonzero(self.location.rbf, axis=1) > 0)}",
             "scale": f"changes with the parameters: {self._list(changes)}",
