@@ -1,6 +1,5 @@
 """Kernel recursive ABC: points that close in on the maximum of a likelihood."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.recursive import recursive_abc_step
-from numpyro_kme.engines.base import Engine, check_positive
+from numpyro_kme.engines.base import check_positive
 from numpyro_kme.engines.posterior import Posterior, missing_entries
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.simulation_engine import SimulationEngine, check_kernel, of_model
@@ -43,7 +42,7 @@ class KernelRecursiveABC(SimulationEngine):
             under a Dirichlet or a hierarchical prior, the points move in the space of all latents, mapped to vectors
             without constraints.
         num_simulations: Number `m` of simulations in an iteration.
-        num_samples: Number of points that come out; `m` when left out.
+        num_samples: Number of points that come out.
         num_iterations: Number of iterations.
         kernel: On outputs of the simulator; by median heuristics, anew in each iteration, when left out.
         length_scale: Rule for that kernel instead of the median, as in `KernelABC`.
@@ -65,7 +64,7 @@ class KernelRecursiveABC(SimulationEngine):
     conditions_in_threads = False
 
     num_simulations: int = field(default=200, kw_only=False)
-    num_samples: int | None = None  # type: ignore[assignment]
+    num_samples: int = 200
     num_iterations: int = 10
     kernel: Kernel | KernelRule | None = None
     length_scale: LengthScaleRule | None = None
@@ -73,10 +72,7 @@ class KernelRecursiveABC(SimulationEngine):
     tolerance: float = TOLERANCE
 
     def check_settings(self):  # noqa: D102
-        Engine.check_settings(self)
-        self.plan  # noqa: B018 (raises an error for settings that it does not take)
-        if self.num_samples is not None:
-            checks.whole("num_samples", self.num_samples, 2)
+        super().check_settings()
         checks.whole("num_simulations", self.num_simulations, 20)
         checks.whole("num_iterations", self.num_iterations, 1)
         check_positive(regularisation=self.regularisation)
@@ -115,20 +111,21 @@ class KernelRecursiveABC(SimulationEngine):
                 centre, scale = z.mean(axis=0), np.maximum(z.std(axis=0), 1e-8)
             table = replace(table, z=(z - centre) / scale)
             last = number == self.num_iterations
-            z = self._step(herd_key, table, problem, (last and self.num_samples) or self.num_simulations)
+            z = self._step(herd_key, table, problem, self.num_samples if last else self.num_simulations)
             z = centre + scale * z
             latents = latents_at(z)
             path.append(z[0])
             deviations.append(z.std(axis=0))
             if not last:
                 made.append(self._iteration(simulate_key, problem, latents, number + 1))
+        failed = [one.describe_failures() for one in made if one.failures or one.repeated]
         return PointPosterior(
             engine=type(self).__name__,
             samples={**latents, **problem.evaluate(latents).deterministics},
             groups={"observed_data": problem.observations},
             info={
                 "simulations": sum(one.attempted or len(one) for one in made),
-                **_failures(made),
+                **({"simulations that failed": "; ".join(failed)} if failed else {}),
                 "standard deviations of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
                 "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
                 **missing_entries(problem.simulators[problem.site()]),
@@ -161,17 +158,6 @@ class KernelRecursiveABC(SimulationEngine):
         return recursive_abc_step(
             rng_key, kernel, table.z, table.x, y, number, regularisation=self.regularisation, tolerance=self.tolerance
         )
-
-
-def _failures(made: list[Simulations]) -> dict[str, str]:
-    """What a person reads of the failures of all iterations, if any."""
-    failures: Counter[str] = Counter()
-    for one in made:
-        failures.update(one.failures)
-    repeated = sum(one.repeated for one in made)
-    reasons = [f"{count} {reason}" for reason, count in failures.items()]
-    reasons += [f"{repeated} repeated"] * bool(repeated)
-    return {"simulations that failed": ", ".join(reasons)} if reasons else {}
 
 
 @shown

@@ -145,7 +145,7 @@ def used(kelfi):
     }
 
 
-SETTINGS = ("embedding", "sum", "plan")
+SETTINGS = ("embedding", "sum", "plan", "weights", "rejection", "recursive")
 """Values that print as they would be made."""
 
 

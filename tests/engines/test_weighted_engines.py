@@ -668,7 +668,7 @@ def test_draws_of_equal_weights_have_their_mean_and_variances(dim, rng):
     assert drawn.var(axis=0).mean() == pytest.approx(z.var(axis=0).mean(), rel=0.15)
 
 
-@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
+@pytest.mark.filterwarnings("ignore:.*the posterior is (coarse|too narrow)")
 def test_negative_variances_are_said(bank, monkeypatch):
     def ringing(self, y):
         z = self.table.z[:, 0]
