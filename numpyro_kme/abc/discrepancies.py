@@ -118,7 +118,7 @@ def _compiled(function, x, y):
 
 @shown
 class OutOfDistributionCheck(NamedTuple):
-    """How far an observation lies from simulations.
+    """Distance of an observation from simulations.
 
     Attributes:
         nearest: Distance of the observation from the nearest of the simulations, a proportion `proportion` of all.
@@ -147,12 +147,12 @@ class OutOfDistributionCheck(NamedTuple):
 
     @property
     def is_out_of_distribution(self) -> bool:
-        """Whether the nearest simulations are farther from the observation than simulations are from one another."""
+        """True if the nearest simulations are farther from the observation than simulations are from one another."""
         return self.nearest > self.threshold
 
 
 def out_of_distribution_check(to_observation: ArrayLike, between: ArrayLike) -> OutOfDistributionCheck:
-    """Whether an observation lies outside the distribution of simulations, by any distance or discrepancy.
+    """Check if an observation lies outside the distribution of simulations, by any distance or discrepancy.
 
     Weights of the simulations that are nearest to an observation say nothing of how near those are. This compares the
     distance of the nearest `1 / 2k` of the simulations with the distances of `k` simulations from one another. The

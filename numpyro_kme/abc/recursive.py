@@ -28,7 +28,7 @@ ADVICE = "Start where the observation is reached, with more simulations or a wid
 
 @shown
 class RecursiveABC(NamedTuple):
-    """What kernel recursive ABC found.
+    """Result of kernel recursive ABC.
 
     Attributes:
         theta: The points after the last iteration, `(m, dim)`.

@@ -183,7 +183,7 @@ REGULARISATION = REGULARISATIONS[REGULARISATIONS > 1e-7]
 @shown
 @dataclass(frozen=True, eq=False)
 class RegressionAdjustment:
-    r"""What a local linear regression of parameters on statistics says of weighted simulations.
+    r"""Local linear regression of parameters on statistics, over weighted simulations.
 
     With $\hat\beta$ of a ridge regression under the positive part of the weights, regularised by leave-one-out,
 

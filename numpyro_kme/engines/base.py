@@ -67,13 +67,12 @@ class Engine(abc.ABC):
 
     @property
     def plan(self) -> Plan:
-        """How simulators run, for the engine and its diagnostics: here one by one, where an engine has no settings for
-        it."""
+        """Plan by which simulators run, one by one for an engine without settings for it."""
         return Plan(1, progress_bar=self.progress_bar)
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
-        """What was learnt that does not depend on the observation, or None, and the posterior."""
+        """Infer; returns what was learnt that does not depend on the observation, or None, and the posterior."""
 
     def _condition(self, rng_key: jax.Array, args: tuple, kwargs: dict, learnt: Any) -> Posterior:
         """The posterior of another observation, from what was learnt; here by another run."""
@@ -139,12 +138,12 @@ class Engine(abc.ABC):
 
     @property
     def trained(self) -> Trained:
-        """What the last run found that does not depend on the observation: `condition(rng_key, ...) -> Posterior`."""
+        """Result of the last run that does not depend on the observation: `condition(rng_key, ...) -> Posterior`."""
         return self._last[0]
 
     @property
     def posterior(self) -> Posterior:
-        """What the last `run` or `condition` found, an immutable value."""
+        """Posterior of the last `run` or `condition`, an immutable value."""
         return self._last[1]
 
     @property
@@ -155,7 +154,7 @@ class Engine(abc.ABC):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What was learnt and what to look at, in words and numbers."""
+        """Words and numbers for a person: what was learnt, and what to look at."""
         return dict(self.posterior.info)
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
@@ -242,7 +241,7 @@ def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> P
 
 
 def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
-    """Whether a site's simulator is another one: at the arguments of one prior draw, which may differ where calls have
+    """True if a site's simulator is another one: at the arguments of one prior draw, which may differ where calls have
     covariates or parameters of their own, and by the fingerprint of a new function."""
     fns, own = (old.simulator.fn, new.simulator.fn), old.simulator.groups and new.simulator.groups
     return (not own and _others(old.simulator.arguments, new.simulator.arguments)) or (
@@ -251,5 +250,5 @@ def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
 
 
 def _others(old: Any, new: Any) -> bool:
-    """Whether numbers differ, of as many: more or fewer groups along a plate are the same model."""
+    """True if numbers of one shape differ: more or fewer groups along a plate are the same model."""
     return np.shape(old) == np.shape(new) and not np.array_equal(old, new)

@@ -47,7 +47,7 @@ HALVED = 40
 
 @dataclass(frozen=True)
 class LearntLikelihoods(Recomputed):
-    """What was learnt from simulations, whatever the observation.
+    """Likelihoods that were learnt from simulations, whatever the observation.
 
     Attributes:
         engine: The settings.
@@ -87,7 +87,7 @@ class LearntLikelihoods(Recomputed):
         return replace(learnt, likelihoods=likelihoods, measures=measures)
 
     def with_half(self, rng_key: jax.Array, problem: Problem) -> "LearntLikelihoods":
-        """The same with what half of the simulations teach."""
+        """Learn from half of the simulations, too."""
         half = {}
         with progress.phase("learning again from half of the simulations", self.engine.progress_bar):
             for site, fitted in self.likelihoods.items():
@@ -140,7 +140,7 @@ class LearntLikelihoods(Recomputed):
         return replace(posterior, info=describe(posterior, made))
 
     def moved_by_half(self, problem: Problem, drawn: Drawn) -> float:
-        r"""How far the posterior moves when the draws are weighted to the likelihoods of half of the simulations,
+        r"""Distance that the posterior moves when the draws are weighted to the likelihoods of half of the simulations,
         $w_i \propto q_{half}(y \mid \theta_i) / q(y \mid \theta_i)$.
 
         That is about what the posterior may be off by, since so few simulations were made: the variance of a mean over
@@ -218,7 +218,7 @@ def _of_half(
 
 
 def statistics_of(engine: Any, site: str) -> Statistics | None:
-    """How the statistics of one site are learnt, if at all."""
+    """Settings of the learnt statistics of one site, if it has any."""
     return engine.statistics.get(site) if isinstance(engine.statistics, Mapping) else engine.statistics
 
 

@@ -100,8 +100,8 @@ class LearntModel(Recomputed):
         return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt), learnt)
 
     def log_likelihood(self, z: Mapping[str, np.ndarray], brief: bool = False) -> np.ndarray:
-        """Of all calls that count, each to the power of its scale, at coordinates `{site: (n, *groups, D)}`, `(n,)`;
-        one zero if none does."""
+        """Log likelihood of all calls that count, each to the power of its scale, `(n,)`, at coordinates
+        `{site: (n, *groups, D)}`; one zero if none does."""
         return np.asarray(sum(self._log_likelihood(name, z[name], brief) for name in self._prepared))
 
     def pointwise(self, latents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

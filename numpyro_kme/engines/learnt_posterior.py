@@ -143,7 +143,7 @@ class LearntPosterior(Posterior):
         return {name: np.asarray(values) for name, values in {**learnt, **others}.items()}
 
     def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
-        """Which latents lie beyond the simulated parameters of a simulator site, for one of its groups at least
+        """Mark latents beyond the simulated parameters of a simulator site, for one of its groups at least
         (`FittedLikelihood.beyond`).
 
         Args:
@@ -224,7 +224,7 @@ class LearntPosterior(Posterior):
         return np.where(sign > 0, log_size, -np.inf)
 
     def informativeness(self) -> tuple[str, dict[str, np.ndarray]]:
-        """How much each number of a simulator's output tells about the parameters: name of the measure, and
+        """Information that each number of a simulator's output has about the parameters: name of the measure, and
         `{site: (*event)}`, in nats; where statistics are learnt, `{site: (k,)}` of these.
 
         With the published form it is the held-out drop: of the leave-one-out log posterior density of the simulated
@@ -266,17 +266,17 @@ def plain(problem: Problem) -> bool:
 
 
 def determined(problem: Problem, fitted: FittedLikelihood) -> bool:
-    """Whether the posterior is one in the coordinates of one simulator, which determine all latents."""
+    """True if the posterior is one in the coordinates of one simulator, which determine all latents."""
     return plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
 
 
 def observations(problem: Problem) -> dict[str, np.ndarray]:
-    """Those of all sites."""
+    """Observed values by site, float64."""
     return {site: observation(problem, site) for site in problem.simulators}
 
 
 def observation(problem: Problem, site: str) -> np.ndarray:
-    """What was observed, in float64."""
+    """Observed value of one site, float64."""
     return np.asarray(problem.observations[site], np.float64)
 
 
@@ -293,13 +293,13 @@ def target(problem: Problem, likelihoods: Mapping[str, FittedLikelihood]) -> Unc
 
 
 def beyond(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], site: str, latents) -> np.ndarray:
-    """Which latents lie beyond the simulated parameters of one site, `(n, *groups)`."""
+    """Mark latents beyond the simulated parameters of one site, `(n, *groups)`."""
     y, mask = problem.observations[site], problem.simulators[site].mask
     return likelihoods[site].beyond(y, problem.arguments(latents)[site], mask)
 
 
 def beyond_by_call(problem: Problem, fitted: FittedLikelihood, site: str, z: np.ndarray) -> np.ndarray:
-    """Which fraction of the draws lies beyond the simulated parameters of one site, for each of its calls with
+    """Fraction of the draws beyond the simulated parameters of one site, for each of its calls with
     parameters of their own: of coordinates `(n, *groups, D)`, `(*groups)`."""
     return np.mean(fitted.beyond_at(problem.observations[site], z, problem.simulators[site].mask), axis=0)
 

@@ -103,11 +103,11 @@ class Posterior(Recomputed, Saved):
 
     def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Log posterior density at latents `{site: (n, *shape)}`, `(n,)`, where the method has one."""
-        raise self._lacks("density; KELFI has one")
+        raise self._lacks("density; use KELFI, which has one")
 
     def herd(self, rng_key: jax.Array, num_samples: int) -> "Posterior":
         """Super-samples by kernel herding, as a posterior, where the method embeds the posterior."""
-        raise self._lacks("embedding to herd from; KELFI and the engines that weight simulations have one")
+        raise self._lacks("embedding to herd from; use KELFI, or an engine that weights simulations")
 
     @classmethod
     def load(cls, path: str | PathLike, problem: Problem | None = None) -> Self:
@@ -181,7 +181,7 @@ class Posterior(Recomputed, Saved):
     def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
         """Log likelihood of each call of each observed site that stands along a plate, at each draw, `{site: (n,
         *plates)}`, where the method has one."""
-        raise self._lacks("likelihood of single observations; KELFI has one")
+        raise self._lacks("likelihood of single observations; use KELFI, which has one")
 
     def to_inference_data(
         self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
@@ -229,7 +229,7 @@ class Posterior(Recomputed, Saved):
 
 
 def _alike(one: Any, other: np.ndarray) -> bool:
-    """Whether observations are the same, NaN where the other has it."""
+    """True if observations are the same, NaN where the other has it."""
     one = np.asarray(one)
     return one.shape == other.shape and np.array_equal(np.float64(one), np.float64(other), equal_nan=True)
 
@@ -281,7 +281,7 @@ def with_present_data(simulations: Simulations, problem: Problem) -> Simulations
 
 
 def missing_entries(site: SimulatorSite) -> dict[str, str]:
-    """What a person reads of the entries of an observation that are NaN, if any."""
+    """Lines of a summary on entries of an observation that are NaN, if any."""
     total = np.asarray(site.observed).size
     left_out = 0 if site.simulator.ragged else site.missing - site.censored  # elsewhere whole rows are
     told = f"{left_out} of {total} numbers were not observed: left out, taken to be missing at random"
@@ -290,7 +290,7 @@ def missing_entries(site: SimulatorSite) -> dict[str, str]:
 
 
 def varies(columns: np.ndarray) -> np.ndarray:
-    """Which of the columns `(m, p)` vary by more than rounding in float32; a correlation with itself does not."""
+    """Mark columns `(m, p)` that vary by more than rounding in float32; a correlation with itself does not."""
     return np.ptp(columns, axis=0) > 1e-6 * np.max(np.abs(columns), axis=0)
 
 

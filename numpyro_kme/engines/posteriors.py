@@ -23,7 +23,7 @@ SHOWN = 15
 
 
 class Outcome(NamedTuple):
-    """What came of one observation.
+    """Outcome of one observation.
 
     Attributes:
         posterior: Its posterior, or the error of an engine that has none for it.
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 @frozen
 class Trained:
-    """What an engine has found that does not depend on the observation: the posterior of any observation.
+    """Result of an engine that does not depend on the observation: it gives the posterior of any.
 
     Attributes:
         engine: The settings.
@@ -96,7 +96,7 @@ class Trained:
         return found
 
     def each(self, rng_key: jax.Array, args: tuple, given: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
-        """What comes of each of some keyword arguments of the model, in their order, as it comes."""
+        """Condition on each of some keyword arguments of the model; yields outcomes in their order."""
 
         def one(number: int) -> Outcome:
             with progress.no_progress_bars(), checks.collected_warnings() as warned:
@@ -314,7 +314,7 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two arrays, numbers or texts are the same; no look at arrays that share their memory."""
+    """True if two arrays, numbers or texts are the same; no look at arrays that share their memory."""
     one, other = np.asarray(one), np.asarray(other)
     if one.shape == other.shape and one.__array_interface__["data"] == other.__array_interface__["data"]:
         return True

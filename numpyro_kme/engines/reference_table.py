@@ -223,7 +223,7 @@ class ReferenceTable(Recomputed):
 
 
 def observed_part(problem: Problem) -> np.ndarray:
-    """What counts of the observation at the one simulator site of a model, as `ReferenceTable.mask`."""
+    """Part of the observation that counts at the one simulator site of a model, as `ReferenceTable.mask`."""
     site = problem.simulators[problem.site()]
     if site.simulator.batch_shape:
         return site.mask.ravel()

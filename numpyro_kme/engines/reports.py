@@ -76,7 +76,7 @@ def remedy(simulations: Simulations, problem: Problem) -> str:
 
 
 def describe(posterior: LearntPosterior, rounds: str) -> dict[str, Any]:
-    """What a person reads: what was learnt, how the draws were found, and which `rounds` were made, if any."""
+    """Lines of the summary: what was learnt, how the draws were found, and which `rounds` were made, if any."""
     problem, simulations = posterior.problem, posterior.simulations
     info: dict[str, Any] = {"simulations": len(simulations)}
     for site, fitted in posterior.likelihoods.items():

@@ -119,7 +119,7 @@ def sizes(total: int, rounds: int) -> list[int]:
 
 
 def count(latents: Latents) -> int:
-    """How many draws."""
+    """Number of draws."""
     return len(next(iter(latents.values())))
 
 
@@ -131,7 +131,7 @@ def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | Non
 
 
 def moved(before: Latents, after: Latents) -> float:
-    """How far a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
+    """Distance that a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
     deviation."""
     changes = [0.0]
     for name, new in after.items():
@@ -144,7 +144,7 @@ def moved(before: Latents, after: Latents) -> float:
 
 
 def is_narrow(draws: Latents, prior: Latents) -> bool:
-    """Whether the robust standard deviation of some number is below `NARROW` of the prior's."""
+    """True if the robust standard deviation of some number is below `NARROW` of the prior's."""
     for name, wide in prior.items():
         tables = [np.asarray(part, np.float64).reshape(len(part), -1) for part in (draws[name], wide)]
         for own, of_prior in zip(*(part[:, varies(tables[1])].T for part in tables), strict=True):

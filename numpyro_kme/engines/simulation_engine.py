@@ -23,7 +23,7 @@ from numpyro_kme.simulations.simulations import as_long
 
 
 class Method(Protocol):
-    """What an engine learnt from simulations: the posterior of any observation."""
+    """Result of learning from simulations: it gives the posterior of any observation."""
 
     @property
     def problem(self) -> Problem:
@@ -68,7 +68,7 @@ class SimulationEngine(Engine):
 
     @property
     def plan(self) -> Plan:
-        """How it simulates, by its settings."""
+        """Plan of the simulations, by the settings."""
         how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
         return Plan(self.num_simulations, self.simulations, *how)
 
