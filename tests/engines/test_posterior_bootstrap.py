@@ -128,9 +128,9 @@ def test_losses_of_scalars_compile_little_but_the_simulator(engine, programs):
 
 
 def test_a_second_run_on_new_data_does_not_compile_again(engine, programs):
-    generator = engine.trained.generator
+    generator = engine.trained.learnt.generator
     engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
-    assert engine.trained.generator is generator
+    assert engine.trained.learnt.generator is generator
     assert not {"jit(_moves)", "jit(_curved)", "jit(_scalars)", "jit(_at_points)"} & {*programs}
     assert abs(engine.mode()["mean"] - X[X < 50].mean() - 1.0) < 0.5
     engine.run(jax.random.key(0), X)
@@ -139,7 +139,7 @@ def test_a_second_run_on_new_data_does_not_compile_again(engine, programs):
 def test_another_engine_for_the_same_model_does_not_compile_again(engine):
     another = replace(engine)
     another.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
-    assert another.trained.generator is engine.trained.generator
+    assert another.trained.learnt.generator is engine.trained.learnt.generator
     changed = replace(engine, concentration=2.0, centering=gaussian)
     assert changed._generator((X,), {}, None).process.concentration == 2.0
 
