@@ -197,7 +197,7 @@ def test_the_table_catches(module, source, word):
 @pytest.mark.parametrize(
     "module, source",
     [
-        ("kernels.base", "from numpyro_kme.kernels.algebra import Sum\nimport jax.numpy as jnp\nimport math"),
+        ("kernels.base", "from numpyro_kme.kernels.stationary import Gaussian\nimport jax.numpy as jnp\nimport math"),
         ("engines.kelfi", "from numpyro_kme.engines.base import Engine\nfrom numpyro_kme._core import arviz"),
         ("likelihoods.distribution", "import numpyro\nfrom numpyro_kme.models.coordinates import Coordinates"),
         ("mcmc.handlers", "from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood"),

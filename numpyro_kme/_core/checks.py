@@ -251,8 +251,8 @@ def finite(name: str, value: Any, advice: str = "Remove or repair these entries 
     if not is_concrete(value) or not np.issubdtype(np.asarray(value).dtype, np.inexact):
         return
     array = np.asarray(value)
-    bad = np.argwhere(~np.isfinite(array))
-    if len(bad):
+    if not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array))
         index = tuple(int(i) for i in bad[0])
         raise explained(
             f"`{name}` has {len(bad)} entries that are not finite out of {array.size}; the first is "

@@ -1,6 +1,5 @@
-"""How values print: a few lines for a person, in terminals and notebooks; arrays by their shape and extremes."""
+"""How values print: a few lines for a person; arrays by their shape and extremes."""
 
-import html
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -37,7 +36,6 @@ def shown(cls: T) -> T:
     """Print the values of a class by its method `_card(self) -> Card`, else by their fields; a decorator, the outermost
     one."""
     cls.__repr__ = text  # type: ignore[assignment]
-    cls._repr_html_ = in_html  # type: ignore[attr-defined]
     return cls
 
 
@@ -61,21 +59,6 @@ def text(value: Any) -> str:
     ]
     room = LINES - 1 - len(end)
     return "\n".join([_cut(title, WIDTH), *body[:room], *end])
-
-
-def in_html(value: Any) -> str:
-    """The same for a notebook."""
-    card = _card_of(value)
-    if card is None:
-        return f"<pre>{html.escape(_expression(value))}</pre>"
-    title, rows, hint = card
-    cells = "".join(
-        f'<tr><th style="text-align:left">{html.escape(label)}</th>'
-        f'<td style="text-align:left">{html.escape(row)}</td></tr>'
-        for label, row in list(_kept(rows).items())[: LINES - 1]
-    )
-    end = f"<p>Next: {html.escape(hint)}</p>" if hint else ""
-    return f"<div><strong>{html.escape(title)}</strong><table>{cells}</table>{end}</div>"
 
 
 def _kept(rows: Mapping[str, Any]) -> dict[str, str]:
@@ -161,30 +144,23 @@ def _card_of(value: Any) -> Any:
 
 
 def _expression(value: Any) -> str:
-    """As it would be made, `Name(field=...)`: on one line if it fits, without what is as by default if that fits, else
-    a line for each field."""
-    name, own = type(value).__name__, dict(_fields(value))
-    every = [f"{field}={_argument(found)}" for field, found in own.items()]
-    given = [one for one, (field, found) in zip(every, own.items()) if not _by_default(value, field, found)]
-    for listed in (every, given):
-        line = f"{name}({', '.join(listed)})"
-        if len(line) <= WIDTH and "\n" not in line:
-            return line
+    """The expression that makes a value, without fields that are as by default: a line, or one for each field."""
+    name = type(value).__name__
+    given = [f"{field}={_argument(found)}" for field, found in _fields(value)]
+    line = f"{name}({', '.join(given)})"
+    if len(line) <= WIDTH and "\n" not in line:
+        return line
     lines = [_cut(f"  {' '.join(one.split())}", WIDTH - 1) + "," for one in given]
     lines = lines if len(lines) <= LINES - 2 else [*lines[: LINES - 3], "  ..."]
     return "\n".join([f"{name}(", *lines, ")"])
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Fields of a dataclass or named tuple that are printed."""
-    if is_dataclass(value):
-        return ((f.name, getattr(value, f.name, None)) for f in fields(value) if f.repr)
-    return iter(value._asdict().items())
-
-
-def _by_default(value: Any, name: str, found: Any) -> bool:
-    """Whether a field of a dataclass is as it is when left out."""
-    return any(is_default(f, found) for f in fields(value) if f.name == name) if is_dataclass(value) else False
+    """Fields of a dataclass or named tuple that are not as by default."""
+    if not is_dataclass(value):
+        return iter(value._asdict().items())
+    found = ((f, getattr(value, f.name, None)) for f in fields(value) if f.repr)
+    return ((f.name, one) for f, one in found if not is_default(f, one))
 
 
 def is_default(one: Field, value: Any) -> bool:

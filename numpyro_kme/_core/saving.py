@@ -1,14 +1,13 @@
 """Values as files: data and not code, with nothing executed on loading.
 
-A file is a ZIP archive. `header.json` says what it is, `{"numpyro_kme": {"format", "version", "kind"}, "value": ...}`,
-with the value as a tree: numbers and texts as they are, NaN and infinities as `{"float": text}`, and `{"array": i,
-"shape": [...]}` for the array in `arrays/i.npy`, flat, each kept once. `{"object": name, "fields": {...}}` is a
-dataclass or named tuple, of a class that was declared `saveable`; `{"numpyro": [module, class], ...}` is a
+A file is an `.npz` archive of NumPy. Its array `header` is a text in JSON, `{"numpyro_kme": {"format", "version",
+"kind"}, "value": ...}`, with the value as a tree: numbers and texts as they are, NaN and infinities as `{"float":
+text}`, and `{"array": i, "shape": [...]}` for the array `i`, flat, each kept once. `{"object": name, "fields": {...}}`
+is a dataclass or named tuple, of a class that was declared `saveable`; `{"numpyro": [module, class], ...}` is a
 distribution, transformation or constraint of NumPyro. Names of other classes and anything pickled are errors. No
 constructor of a dataclass is called.
 """
 
-import io
 import json
 import math
 import os
@@ -32,8 +31,8 @@ from numpyro_kme._core import checks, compat
 FORMAT = 1
 """Number of the layout of a file."""
 
-PACKAGE, HEADER = "numpyro_kme", "header.json"
-"""Of the classes that files hold, and the entry of a file that says what it is."""
+PACKAGE, HEADER = "numpyro_kme", "header"
+"""Package of the classes that files hold, and the array of a file that says what it is."""
 
 OF_NUMPYRO: tuple[type, ...] = (dist.Distribution, transforms.Transform, constraints.Constraint)
 
@@ -104,11 +103,9 @@ def write(path: str | PathLike, value: Any) -> None:
     handle, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-                archive.writestr(HEADER, json.dumps({PACKAGE: about, "value": tree}, allow_nan=False))
-                for number, array in enumerate(arrays):
-                    with archive.open(f"arrays/{number}.npy", "w", force_zip64=True) as entry:
-                        np.lib.format.write_array(entry, array, allow_pickle=False)
+            header = np.array(json.dumps({PACKAGE: about, "value": tree}, allow_nan=False))
+            named: dict[str, Any] = {HEADER: header, **{str(number): one for number, one in enumerate(arrays)}}
+            np.savez_compressed(file, **named)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
@@ -126,37 +123,27 @@ def read(path: str | PathLike) -> Any:
     if not path.is_file():
         store = " It is a folder: simulations in a store are read by `Simulations.from_arviz`." if path.is_dir() else ""
         raise checks.explained(f"There is no file {path}.{store}", SavedFileError)
-    if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:
-            begun = file.read(4) == b"PK\3\4"
-        why = "it ends too early, as after a copy that was cut off" if begun else "it is no file that `save` wrote"
-        raise checks.explained(f"{path} cannot be read: {why}. Give another file, or a whole copy.", SavedFileError)
     try:
         with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-            header = json.loads(archive.read(HEADER)) if HEADER in names else {}
-            about = header.get(PACKAGE) if isinstance(header, dict) else None
-            if not isinstance(about, dict):
-                raise checks.explained(
-                    f"{path} cannot be read: it is no file that `save` wrote. Give another file.", SavedFileError
-                )
-            if about["format"] > FORMAT:
-                raise checks.explained(
-                    f"{path} has format {about['format']}, written by numpyro_kme {about['version']}; this release "
-                    f"reads formats up to {FORMAT}. Install numpyro_kme {about['version']} or later.",
-                    SavedFileError,
-                )
-            count = sum(name.startswith("arrays/") for name in names)
-            # whole, so that check sums are compared
-            entries = [io.BytesIO(archive.read(f"arrays/{number}.npy")) for number in range(count)]
-            arrays = [np.lib.format.read_array(entry, allow_pickle=False) for entry in entries]
+            checks.require(archive.testzip() is None, "a check sum is wrong")
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file[HEADER]))
+            arrays = [file[str(number)] for number in range(len(file.files) - 1)]
+        about = header[PACKAGE]
+        if about["format"] != FORMAT:
+            raise checks.explained(
+                f"{path} has format {about['format']}, written by numpyro_kme {about['version']}; this release reads "
+                f"format {FORMAT}. Install numpyro_kme {about['version']}.",
+                SavedFileError,
+            )
         return _Decoder(arrays, f"{path}, written by numpyro_kme {about['version']},").decoded(header["value"])
     except SavedFileError:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
         raise checks.explained(
-            f"{path} is damaged, or was changed ({what}). Restore a copy, or make it again.", SavedFileError
+            f"{path} cannot be read: it is no file that `save` wrote, or it is damaged ({type(error).__name__}: "
+            f"{error}). Give another file, or a whole copy.",
+            SavedFileError,
         ) from error
 
 

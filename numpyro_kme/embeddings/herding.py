@@ -43,7 +43,7 @@ def herd(kernel: Kernel, embedding_values: ArrayLike, candidates: PointSet, num_
     checks.sound("candidates", candidates)
     checks.sound("embedding_values", embedding_values, "Check the kernel and the weights of the embedding.")
     given = kernel, candidates, embedding_values
-    if by_numpy.written_out(kernel) and r * num_samples <= FEW and checks.is_concrete(given):
+    if kernel.in_numpy and r * r <= FEW and checks.is_concrete(given):
         kernel, candidates, values = jax.tree.map(partial(np.asarray, dtype=np.float32), given)
         return jnp.asarray(_herd_by_numpy(kernel, values, candidates, num_samples))
     kernel, candidates, values = jax.tree.map(_single, (kernel, candidates, jnp.asarray(embedding_values)))
@@ -51,11 +51,11 @@ def herd(kernel: Kernel, embedding_values: ArrayLike, candidates: PointSet, num_
 
 
 def _herd_by_numpy(kernel, values, candidates, num_samples):
-    row_of, total = by_numpy.row_of(kernel, candidates), np.zeros_like(values)
+    total, matrix = np.zeros_like(values), by_numpy.gram(kernel, candidates)
     chosen = np.empty(num_samples, np.int32)
     for i in range(num_samples):
         chosen[i] = np.argmax(values - total / np.float32(i + 1))
-        total += row_of(chosen[i])
+        total += matrix[chosen[i]]
     return chosen
 
 

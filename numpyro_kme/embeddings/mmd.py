@@ -12,7 +12,6 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import full_precision
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
-from numpyro_kme.kernels.gram import ExpProduct, factors
 from numpyro_kme.kernels.stationary import Gaussian
 
 
@@ -54,8 +53,7 @@ def squared_mmd(
             have a wrong shape or sum; the message shows both values.
         RuntimeError: If the V-statistic is negative by more than rounding: the kernel is not positive definite.
     Cost: `(n^2 + m^2) / 2 + n m` kernel evaluations, in tiles that stay in cache; the gradient about twice
-        that, with no `(n, m)` matrix held. A Gaussian kernel on vectors costs one matrix product and one
-        exponential a pair, unless points so far away would lose digits by it.
+        that, with no `(n, m)` matrix held.
     References: Gretton et al. (2012), JMLR 13, lemma 6.
     """
     checks.sound("x", x)
@@ -72,29 +70,19 @@ def squared_mmd(
 @jax.jit(static_argnames="unbiased")
 @full_precision
 def _squared_mmd(kernel, x, y, v, w, unbiased):
-    scalars = jnp.shape(x)[1:] == (1,)  # their differences are cheaper than a product
-    if scalars or not isinstance(kernel, Gaussian):
-        return _sums(kernel, x, y, v, w, unbiased)
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    left, right, precise = factors(kernel.length_scale, x, y)
-    return jax.lax.cond(
-        precise,
-        lambda: _sums(ExpProduct(), left, right, v, w, unbiased),
-        lambda: _sums(kernel, x, y, v, w, unbiased),
-    )
+    """The estimate and the size of its terms, added so that what is rounded off the terms stays in it."""
+    sums = [gram.weighted_sum_and_rest(kernel, *given) for given in ((x, v), (y, w), (x, v, y, w))]
+    (of_x, x_rest), (of_y, y_rest), (cross, cross_rest) = sums
+    value = (of_x - cross) + (of_y - cross) + (x_rest + y_rest - 2.0 * cross_rest)
+    if unbiased:
+        value = value + _without_own(kernel, x, v, of_x) + _without_own(kernel, y, w, of_y)
+    return value, jnp.abs(of_x) + jnp.abs(of_y) + 2.0 * jnp.abs(cross)
 
 
-def _sums(kernel, x, y, v, w, unbiased):
-    within = _unbiased_mean if unbiased else gram.weighted_self_sum
-    of_x, of_y, cross = within(kernel, x, v), within(kernel, y, w), 2.0 * gram.weighted_sum(kernel, x, v, y, w)
-    return of_x + of_y - cross, jnp.abs(of_x) + jnp.abs(of_y) + jnp.abs(cross)
-
-
-def _unbiased_mean(kernel, x, w):
-    """`sum_{i != j} w_i w_j k(x_i, x_j) / (1 - sum w_i^2)`."""
+def _without_own(kernel, x, w, total):
+    """What `sum_{i != j} w_i w_j k(x_i, x_j) / (1 - sum w_i^2)` adds to the sum over all pairs."""
     own = jnp.square(w)
-    pairs = gram.weighted_self_sum(kernel, x, w) - jnp.sum(own * kernel.diagonal(x))
-    return pairs / (1.0 - jnp.sum(own))
+    return (total * jnp.sum(own) - jnp.sum(own * kernel.diagonal(x))) / (1.0 - jnp.sum(own))
 
 
 def _weights(name, points, weights, unbiased):

@@ -1,7 +1,7 @@
 """Kernels on vectors, data sets, time series, rotations and anything a callable compares."""
 
-from numpyro_kme.kernels.algebra import GaussianScaleMixture, Linear, Polynomial, Product, Scaled, Sum
-from numpyro_kme.kernels.base import FromCallable, Kernel, register
+from numpyro_kme.kernels.base import Kernel, Product, Scaled, Sum, register
+from numpyro_kme.kernels.callables import FromCallable
 from numpyro_kme.kernels.data_sets import EmpiricalMeasure, EmpiricalMeasureRule
 from numpyro_kme.kernels.kernel_learning import (
     BayesianKernelLearning,
@@ -20,12 +20,14 @@ from numpyro_kme.kernels.length_scales import (
 )
 from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
 from numpyro_kme.kernels.paths import GaussianProcessPath, Signature, SignatureRule
+from numpyro_kme.kernels.products import Linear, Polynomial
 from numpyro_kme.kernels.ragged import WithLength, cut, lengths, pad
 from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import (
     DistanceInduced,
     Energy,
     Gaussian,
+    GaussianScaleMixture,
     InverseMultiquadric,
     Laplace,
     Matern12,

@@ -1,20 +1,25 @@
-"""The kernel interface: an author writes one pair of points, the base class batches; callables as kernels."""
+"""The kernel interface: an author writes one pair of points; the base batches, adds, multiplies and scales."""
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import field, fields
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.saving import saveable
 
 PointSet = Any
 """A pytree whose leaves share their leading axis: `(n, dim)` vectors, `(n, size, dim)` data sets, ..."""
 
+
+PACKAGE = __name__.partition(".")[0]
 
 T = TypeVar("T")
 
@@ -63,6 +68,9 @@ class Kernel:
     symmetric: ClassVar[bool] = True
     """Whether it is a positive definite kernel, with `k(a, b) = k(b, a)`, and not only a density of its first point."""
 
+    in_numpy: ClassVar[bool] = False
+    """Whether NumPy computes `gram` where points and hyperparameters are NumPy arrays. Not inherited by a user's."""
+
     def pair(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""
         return jnp.exp(self.log_pair(a, b))
@@ -73,6 +81,8 @@ class Kernel:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
+        if "in_numpy" not in vars(cls) and cls.__module__.partition(".")[0] != PACKAGE:
+            cls.in_numpy = False
         if cls.pair is Kernel.pair and cls.log_pair is Kernel.log_pair:
             raise checks.explained(
                 f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.", TypeError
@@ -83,13 +93,7 @@ class Kernel:
         return self.pair(a, b)
 
     def gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
-        """Matrix `k(x_i, y_j)`, `(n, m)`; `y` is `x` when left out. Cost: `n * m` evaluations.
-
-        The exponential of `log_gram` where a family implements that, and no `pair`.
-        """
-        family = type(self)
-        if family.pair is Kernel.pair and family.log_gram is not Kernel.log_gram:
-            return jnp.exp(self.log_gram(x, y))
+        """Matrix `k(x_i, y_j)`, `(n, m)`; `y` is `x` when left out. Cost: `n * m` evaluations."""
         return pairwise(self.pair, x, x if y is None else y)
 
     def log_gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
@@ -120,16 +124,39 @@ class Kernel:
         )
 
     def __add__(self, other: "Kernel") -> "Kernel":
-        from numpyro_kme.kernels.algebra import Sum
-
         return Sum((self, other))
 
     def __mul__(self, other: "Kernel | float") -> "Kernel":
-        from numpyro_kme.kernels.algebra import Product, Scaled
-
         return Product((self, other)) if isinstance(other, Kernel) else Scaled(self, other)
 
     __rmul__ = __mul__
+
+
+class Batched(Kernel):
+    """A kernel written for two batches, by `gram` or `log_gram` over any array namespace; a pair is a batch of one."""
+
+    def pair(self, a, b):
+        """Value for one pair of points."""
+        return self.gram(*jax.tree.map(lambda leaf: leaf[None], (a, b)))[0, 0]
+
+    def log_pair(self, a, b):
+        """Logarithm for one pair of points."""
+        return self.log_gram(*jax.tree.map(lambda leaf: leaf[None], (a, b)))[0, 0]
+
+    def gram(self, x, y=None):
+        """Matrix of kernel values."""
+        logs = self.log_gram(x, y)
+        return namespace(logs).exp(logs)
+
+    def log_gram(self, x, y=None):
+        """Matrix of logarithms of kernel values."""
+        values = self.gram(x, y)
+        return namespace(values).log(values)
+
+
+def namespace(*trees: Any) -> Any:
+    """The array namespace of what is computed from these: JAX's where any of it is an array of JAX, else NumPy's."""
+    return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
 
 
 class OverLengthScale:
@@ -147,10 +174,10 @@ class OfArrays:
         return x
 
 
-class Signed(Kernel):
+class Signed(Batched):
     """A kernel that takes negative values: it has no logarithm, and no density."""
 
-    def log_pair(self, a, b):
+    def log_gram(self, x, y=None):
         """Raise: the logarithm does not exist."""
         raise checks.explained(
             f"{type(self).__name__} takes negative values, so it has no logarithm and cannot be an "
@@ -183,87 +210,130 @@ def pairwise(function, x: PointSet, y: PointSet) -> jax.Array:
     return jax.vmap(lambda a: jax.vmap(lambda b: function(a, b))(y))(x)
 
 
-@register
-class FromCallable(OfArrays, Kernel):
-    r"""Kernel `k(a, b) = fn(a, b)` of a callable.
+class _Composite(Batched):
+    """Kernels on the same points, whose values and logarithms are joined."""
 
-    With `host=True`, `fn` is plain Python and is called once per pair with NumPy arrays. Strings, graphs and
-    sets are then compared by number, on points `np.arange(len(words))`:
-
-        FromCallable(lambda i, j: compare(words[int(i)], words[int(j)]), host=True)
-
-    A kernel with hyperparameters to learn is a subclass of `Kernel` with a `pair` method.
-
-    Args:
-        fn: `(a, b) -> float`, symmetric and positive definite; for logarithms also positive. It is part of
-            the compiled program: pass the same function object again to avoid compiling again.
-        host: Whether `fn` runs in Python rather than being traced by JAX. It must not call JAX, and has no
-            gradient.
-    Raises:
-        FloatingPointError: From `log_gram`, if `fn` is negative or NaN for some pair. (Under `jax.jit` values
-            are NaN.)
-    Cost: one call per pair; with `host=True`, in a Python loop.
-    """
-
-    fn: Callable[[Any, Any], Any] = field(metadata=dict(static=True))
-    host: bool = field(default=False, metadata=dict(static=True))
+    kernels: tuple[Kernel, ...]
 
     def __post_init__(self):
-        checks.require(callable(self.fn), f"`fn` must be callable as fn(a, b); got {self.fn!r}.", TypeError)
+        checks.require(
+            isinstance(self.kernels, tuple)
+            and len(self.kernels) > 0
+            and all(isinstance(k, Kernel) for k in self.kernels),
+            f"`kernels` of {type(self).__name__} must be a tuple of at least one kernel; got {self.kernels!r}.",
+            TypeError,
+        )
 
-    def pair(self, a, b):
-        """Value of the callable for one pair of points."""
-        if self.host:
-            return _on_host(self._call, (), a, b)
-        value = jnp.asarray(self._call(a, b))
-        checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
-        return value
+    def join(self, values: Sequence[Any]) -> Any:
+        """The value of this kernel from those of the members."""
+        raise NotImplementedError
 
-    def _call(self, a, b):
-        try:
-            return self.fn(a, b)
-        except Exception as error:
-            raise checks.explained(
-                f"The kernel `{getattr(self.fn, '__name__', self.fn)}` failed for a pair of points of shapes "
-                f"{jax.tree.map(jnp.shape, a)} and {jax.tree.map(jnp.shape, b)}: {error} ({type(error).__name__}).",
-                RuntimeError,
-            ) from error
+    def join_logs(self, logs: Sequence[Any]) -> Any:
+        """Its logarithm from those of the members' values."""
+        raise NotImplementedError
+
+    @property
+    def any_length(self) -> bool:  # type: ignore[override]
+        """Whether all members take arrays of any length."""
+        return all(k.any_length for k in self.kernels)
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        """Whether all members are."""
+        return all(k.symmetric for k in self.kernels)
+
+    @property
+    def in_numpy(self) -> bool:  # type: ignore[override]
+        """Whether NumPy computes all members."""
+        return all(k.in_numpy for k in self.kernels)
+
+    def points(self, x):
+        """Read arrays as the first member does; all members get the same points."""
+        return self.kernels[0].points(x)
 
     def gram(self, x, y=None):
-        """Matrix of the callable's values."""
-        y = x if y is None else y
-        if not self.host:
-            return pairwise(self.pair, x, y)
-
-        def loop(x, y):
-            return [[self._call(_pick(x, i), _pick(y, j)) for j in range(shape[1])] for i in range(shape[0])]
-
-        shape = num_points(x), num_points(y)
-        return _on_host(loop, shape, x, y)
+        """The members' Gram matrices, joined."""
+        return self.join([k.gram(x, y) for k in self.kernels])
 
     def log_gram(self, x, y=None):
-        """Matrix of logarithms of the callable's values."""
-        result = jnp.log(self.gram(x, y))
-        if checks.is_concrete(result):
-            checks.require(
-                not bool(jnp.any(jnp.isnan(result))),
-                "`fn` is negative or NaN for some pair of points, so it has no logarithm and cannot be an "
-                "epsilon-kernel; return positive values.",
-                FloatingPointError,
-            )
-        return result
+        """The members' log Gram matrices, joined."""
+        return self.join_logs([k.log_gram(x, y) for k in self.kernels])
+
+    def diagonal(self, x):
+        """The members' diagonals, joined."""
+        return self.join([k.diagonal(x) for k in self.kernels])
+
+    def log_integral(self, dim):
+        """The members' integrals, joined."""
+        return self.join_logs([k.log_integral(dim) for k in self.kernels])
 
 
-def _on_host(function, shape, *points):
-    dtype = jnp.result_type(float)
+@register
+class Sum(_Composite):
+    r"""Sum `k(a, b) = sum_i k_i(a, b)`; also written `k1 + k2`.
 
-    def call(*points):
-        return np.asarray(function(*points), dtype)
+    Args:
+        kernels: A tuple of kernels on the same points.
+    """
 
-    if checks.is_concrete(points):
-        return jnp.asarray(call(*jax.tree.map(np.asarray, points)))
-    return solves.call_back(call, shape, dtype, *points, vmap_method="sequential")
+    kernels: tuple[Kernel, ...]
+
+    def join(self, values):
+        """Their sum."""
+        return sum(values[1:], values[0])
+
+    def join_logs(self, logs):
+        """Logarithm of the sum of their exponentials."""
+        return functools.reduce(namespace(logs).logaddexp, logs)
 
 
-def _pick(points, i):
-    return jax.tree.map(lambda leaf: leaf[i], points)
+@register
+class Product(_Composite):
+    r"""Product `k(a, b) = prod_i k_i(a, b)`; also written `k1 * k2`.
+
+    Args:
+        kernels: A tuple of kernels on the same points.
+    """
+
+    kernels: tuple[Kernel, ...]
+
+    def join(self, values):
+        """Their product."""
+        return math.prod(values)
+
+    def join_logs(self, logs):
+        """Their sum."""
+        return sum(logs[1:], logs[0])
+
+    def log_integral(self, dim):
+        """Raise: the integral of a product does not follow from those of its members."""
+        return Kernel.log_integral(self, dim)
+
+
+@register
+class Scaled(_Composite):
+    r"""Multiple `k(a, b) = c k_1(a, b)`; also written `c * k1`.
+
+    Args:
+        kernel: `k_1`.
+        scale: `c`, positive.
+    """
+
+    kernel: Kernel
+    scale: ArrayLike
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "scale")
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:  # type: ignore[override]
+        """The one member."""
+        return (self.kernel,)
+
+    def join(self, values):
+        """The multiple."""
+        return self.scale * values[0]
+
+    def join_logs(self, logs):
+        """The logarithm of the multiple."""
+        return namespace(self.scale, logs).log(self.scale) + logs[0]

@@ -11,14 +11,14 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme.kernels import gram
-from numpyro_kme.kernels.base import Kernel, PointSet, check_fields, num_points, register
+from numpyro_kme.kernels.base import Batched, Kernel, PointSet, check_fields, num_points, register
 from numpyro_kme.kernels.length_scales import SETS, LengthScaleRule, MedianHeuristic, RuleOfDistances, median_of_pairs
 from numpyro_kme.kernels.ragged import filled_up, lengths, may_end
 from numpyro_kme.kernels.stationary import Gaussian
 
 
 @register
-class EmpiricalMeasure(Kernel):
+class EmpiricalMeasure(Batched):
     r"""Double kernel `k(Y, X) = exp(-|mu_Y - mu_X|^2 / (2 eps^2))`; the distance is the biased squared MMD.
 
     A point is a data set whose rows have no order: an array `(size, dim)`, or a tuple `(rows, weights)` with weights
@@ -29,8 +29,8 @@ class EmpiricalMeasure(Kernel):
     Args:
         inner: `h`, the positive definite kernel that embeds rows: `mu_X = sum_i w_i h(x_i, .)`.
         length_scale: `eps`, a scalar, in units of the embedding, where distances are at most `2 sqrt(sup h)`.
-    Cost: a Gram matrix between batches takes `count * count * size * size` inner evaluations in blocks, half of that
-        for one batch with itself; the terms of one set alone are computed once. `squared_mmd` does not depend on `eps`.
+    Cost: a Gram matrix between batches takes `count * count * size * size` inner evaluations in blocks; the terms of
+        one set alone are computed once. `squared_mmd` does not depend on `eps`.
     References: Christmann & Steinwart (2010), NIPS; Muandet et al. (2017), section 3.
     """
 
@@ -58,18 +58,9 @@ class EmpiricalMeasure(Kernel):
     def squared_mmd(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between batches of data sets; never negative."""
         x = _measures("x", x)
-        x_own = _self_terms(self.inner, *x)
-        if y is None:
-            y_own, cross = x_own, _symmetric_cross_terms(self.inner, *x)
-        else:
-            y = _measures("y", y)
-            y_own, cross = _self_terms(self.inner, *y), _cross_terms(self.inner, *x, *y)
-        return jnp.maximum(x_own[:, None] + y_own[None, :] - 2.0 * cross, 0.0)
-
-    def log_pair(self, a, b):
-        """Logarithm of the kernel for two data sets."""
-        single = jax.tree.map(lambda leaf: leaf[None], (a, b))
-        return self.log_gram(*single)[0, 0]
+        y = x if y is None else _measures("y", y)
+        x_own, y_own = (_self_terms(self.inner, *batch) for batch in (x, y))
+        return jnp.maximum(x_own[:, None] + y_own[None, :] - 2.0 * _cross_terms(self.inner, *x, *y), 0.0)
 
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between two batches of data sets."""
@@ -102,34 +93,16 @@ def _self_terms(inner, rows, weights):
 
 
 @jax.jit
+@full_precision
 def _cross_terms(inner, x_rows, x_weights, y_rows, y_weights):
     """`sum_kl v_ik w_jl h(x_ik, y_jl)`, one set of `x` at a time against all rows of `y`."""
-    return jax.lax.map(jax.checkpoint(lambda one: _against(inner, *one, y_rows, y_weights)), (x_rows, x_weights))
-
-
-@full_precision
-def _against(inner, rows, weights, y_rows, y_weights):
-    witness = gram.matvec(inner, y_rows.reshape(-1, y_rows.shape[-1]), rows, weights)
-    return jnp.sum(y_weights * witness.reshape(y_weights.shape), axis=1)
-
-
-@jax.jit
-def _symmetric_cross_terms(inner, rows, weights):
-    """The same for a batch with itself: set `i` meets the `count // 2` sets that follow it on a circle."""
-    count = num_points(rows)
-    window = count // 2 + 1
-    twice_rows, twice_weights = jnp.concatenate([rows, rows]), jnp.concatenate([weights, weights])
+    flat = y_rows.reshape(-1, y_rows.shape[-1])
 
     @jax.checkpoint
-    def follow(i):
-        following = [jax.lax.dynamic_slice_in_dim(twice, i, window) for twice in (twice_rows, twice_weights)]
-        return _against(inner, rows[i], weights[i], *following)
+    def against(one):
+        return jnp.sum(y_weights * gram.matvec(inner, flat, *one).reshape(y_weights.shape), axis=1)
 
-    band = jax.lax.map(follow, jnp.arange(count))
-    i, j = np.indices((count, count))
-    steps = (j - i) % count
-    forward = steps < window
-    return band[np.where(forward, i, j), np.where(forward, steps, (i - j) % count)]
+    return jax.lax.map(against, (x_rows, x_weights))
 
 
 @frozen

@@ -15,8 +15,6 @@ from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 
 TOLERANCE = 1e-10
 """Relative to the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
-IN_TURN, AT_ONCE = 256, 4096
-"""Pivots that are found one at a time; points whose other pivots are found on the whole matrix."""
 
 
 @register
@@ -42,7 +40,7 @@ class LowRank:
     def fit(
         cls, kernel: Kernel, points: PointSet, *, tolerance: float = TOLERANCE, max_rank: int | None = None
     ) -> "LowRank":
-        """Choose pivots greedily: each is the point that those before it explain worst.
+        """Choose pivots by `by_columns`: points that those before them explain worst.
 
         Args:
             kernel: Positive definite.
@@ -50,8 +48,7 @@ class LowRank:
             tolerance: Stop when no diagonal entry of the rest exceeds the largest one of `G` times this. A failed or
                 zero pivot cannot occur: the matrix `U U'` is positive semi-definite at every rank.
             max_rank: Stop at this rank at the latest.
-        Cost: `n r` kernel evaluations and `n r^2` operations, without an `(n, n)` matrix; for up to 4,096 points whose
-            rank proves larger than 256 the rest of the matrix is formed and factorised in blocks, which is faster.
+        Cost: some `2 n r` kernel evaluations and `2 n r^2` operations, without an `(n, n)` matrix.
         References: Fine & Scheinberg (2001), JMLR 2.
         """
         n = num_points(points)
@@ -68,27 +65,14 @@ class LowRank:
         checks.require(tolerance < 1, f"`tolerance` must be below 1, a proportion of the diagonal; got {tolerance}.")
         if max_rank is not None:
             checks.whole("max_rank", max_rank, 1)
-        most = n if max_rank is None else min(max_rank, n)
-        row_of = by_numpy.row_of(kernel, points)
-        rest = np.array(by_numpy.diagonal(kernel, points), np.float64)
-        stop = max(tolerance, by_numpy.rounding(kernel)) * rest.max()
-        columns = np.zeros((min(most, 64), n))
-        chosen: list[int] = []
-        while len(chosen) < most and rest.max() > stop and not (len(chosen) == IN_TURN and n <= AT_ONCE):
-            rank, pivot = len(chosen), int(np.argmax(rest))
-            if rank == len(columns):
-                columns = np.concatenate([columns, np.zeros((min(rank, most - rank), n))])
-            row = row_of(pivot) - columns[:rank, pivot] @ columns[:rank]
-            columns[rank] = row / np.sqrt(rest[pivot])
-            rest = np.maximum(rest - columns[rank] ** 2, 0.0)
-            chosen.append(pivot)
-            rest[chosen] = 0.0
-        values = columns[: len(chosen)].T.copy()
-        if len(chosen) < most and rest.max() > stop:
-            whole = by_numpy.gram(kernel, points)
-            further, order = blocked(whole - values @ values.T, float(stop), most - len(chosen))
-            values, chosen = np.concatenate([values, further], axis=1), [*chosen, *order]
-            rest = np.maximum(np.diagonal(whole) - np.square(values).sum(axis=1), 0.0)
+        diagonal = np.asarray(by_numpy.diagonal(kernel, points), np.float64)
+
+        def columns(some):
+            return by_numpy.gram(kernel, points, jax.tree.map(lambda leaf: leaf[some], points))
+
+        stop = max(tolerance, by_numpy.rounding(kernel)) * diagonal.max()
+        values, chosen = by_columns(columns, diagonal, stop, max_rank)
+        rest = np.maximum(diagonal - np.square(values).sum(axis=1), 0.0)
         pivots = jax.tree.map(lambda leaf: leaf[chosen], points)
         inverse = np.linalg.solve(values[chosen], np.eye(len(chosen)))
         return cls(jax.tree.map(np.asarray, kernel), pivots, inverse, values, np.asarray(rest.max()))
@@ -110,7 +94,7 @@ class LowRank:
 
 
 def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
-    """The same greedy columns `(n, r)` of a matrix that is formed already, and their pivots, by LAPACK.
+    """Greedy columns `(n, r)` of a pivoted Cholesky factor of a matrix that is formed already, and their pivots.
 
     No diagonal entry of the rest is over `stop`.
     """
@@ -122,7 +106,8 @@ def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, lis
 
 
 TOGETHER = 64
-"""Columns of a matrix that is too large to be formed, of which those are kept that are not of each other's span."""
+"""Most columns that are evaluated at a time, of which those are kept that are not of each other's span; twice as many
+as were kept of those before, in powers of two."""
 
 
 def by_columns(
@@ -140,10 +125,10 @@ def by_columns(
         most: Largest `r`, with which more may be left out.
     Cost: `n r^2`, and memory for `2 n r` numbers.
     """
-    rest, rank, factor = np.array(diagonal), 0, np.empty((len(diagonal), TOGETHER))
+    rest, rank, factor, size = np.array(diagonal), 0, np.empty((len(diagonal), TOGETHER)), 8
     most, pivots = len(rest) if most is None else most, np.empty(0, int)
     while (largest := rest.max()) > stop and rank < most:
-        some = np.argpartition(rest, -min(TOGETHER, len(rest)))[-TOGETHER:]
+        some = np.argpartition(rest, -min(size, len(rest)))[-size:]
         further = columns(some) - factor[:, :rank] @ factor[some, :rank].T
         own, order = blocked(further[some], max(stop, 0.5 * largest), min(len(some), most - rank))
         if not order:  # all that is left is rounding
@@ -153,6 +138,7 @@ def by_columns(
             factor = np.concatenate([factor[:, :rank], np.empty((len(rest), max(rank, TOGETHER)))], axis=1)
         factor[:, rank : rank + len(order)] = further
         rank += len(order)
+        size = min(TOGETHER, 1 << (2 * len(order) - 1).bit_length())
         rest = np.maximum(rest - np.sum(np.square(further), axis=1), 0.0)
         rest[some[order]] = 0.0
         pivots = np.concatenate([pivots, some[order]])

@@ -11,8 +11,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import full_precision, on_host
-from numpyro_kme.kernels.base import Kernel, check_fields, num_points, pairwise, register
-from numpyro_kme.kernels.gram import squared_distances
+from numpyro_kme.kernels.base import Batched, Kernel, check_fields, num_points, register
 from numpyro_kme.kernels.length_scales import RuleOfDistances, median_of_pairs
 from numpyro_kme.kernels.ragged import filled_up, may_end
 
@@ -39,7 +38,7 @@ class GaussianProcessPath(Kernel):
     Raises:
         FloatingPointError: If a covariance is not positive definite to working precision: raise `noise`. (Under
             `jax.jit` values are NaN instead.)
-    Cost: one factorisation per grid and matrix products when both batches share their places, one per pair otherwise.
+    Cost: one factorisation per grid when both batches share their places, one per pair otherwise.
     """
 
     any_length = True
@@ -62,21 +61,22 @@ class GaussianProcessPath(Kernel):
 
     def log_pair(self, a, b):
         """Logarithm of the density of the path `a` given the path `b`."""
-        (t, y, *t_seen), (s, x, *s_seen) = a, b
-        return self._checked(_log_density_of_part(self, (t, y, _seen(t_seen, y)), (s, x, _seen(s_seen, x))))
+        return self._checked(_log_density(self, a, b))
 
     def log_gram(self, x, y=None):
-        """Matrix of log densities of the paths `x` given the paths `y`."""
-        y = x if y is None else y
-        (t, t_values, *t_seen), (s, s_values, *s_seen) = _batch("x", x), _batch("y", y)
-        if t.ndim == 2 and s.ndim == 2 and not (t_seen or s_seen):
-            return self._checked(_log_density(self, t, t_values, s, s_values))
-        pairs = pairwise(self.log_pair, _one_grid_each(t, t_values, *t_seen), _one_grid_each(s, s_values, *s_seen))
-        return self._checked(pairs)
+        """Matrix of log densities of the paths `x` given the paths `y`; what is shared is factorised once."""
+        x, y = _batch("x", x), _batch("y", x if y is None else y)
+        across = jax.vmap(_log_density, (None, None, _axes(y)))
+        return self._checked(jax.jit(jax.vmap(across, (None, _axes(x), None)))(self, x, y))
+
+    def gram(self, x, y=None):
+        """Matrix of densities."""
+        return jnp.exp(self.log_gram(x, y))
 
     def diagonal(self, x):
         """Density of each path given itself."""
-        return jax.vmap(lambda a: self.pair(a, a))(_one_grid_each(*_batch("x", x)))
+        x = _batch("x", x)
+        return jnp.exp(jax.vmap(lambda a: _log_density(self, a, a), (_axes(x),))(x))
 
     def log_integral(self, dim):
         """0: the kernel is a density in the values of its first argument."""
@@ -93,27 +93,12 @@ class GaussianProcessPath(Kernel):
         return result
 
 
-@jax.jit
 @full_precision
-def _log_density(kernel, t, y, s, x):
-    """Matrix `log N(y_i | A x_j, C)` for one pair of grids, `y` `(n, T)` and `x` `(m, S)`."""
-    h, variance = kernel.coordinate_kernel, jnp.square(kernel.noise)
-    seen = jnp.linalg.cholesky(h.gram(s) + variance * jnp.eye(s.shape[0]))
-    cross = h.gram(t, s)
-    weights = cho_solve((seen, True), cross.T)
-    covariance = h.gram(t) + variance * jnp.eye(t.shape[0]) - cross @ weights
-    factor = jnp.linalg.cholesky(covariance)
-    y, mean = (solve_triangular(factor, rows.T, lower=True).T for rows in (y, x @ weights))
-    log_scale = jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * t.shape[0] * jnp.log(2.0 * jnp.pi)
-    return -0.5 * squared_distances(y, mean) - log_scale
-
-
-@jax.jit
-@full_precision
-def _log_density_of_part(kernel, a, b):
-    """Log density of one path given another, `(places, values, seen)` each: what was not seen has the covariance 1 with
-    itself and 0 with all else, and the value 0."""
-    (t, y, t_seen), (s, x, s_seen) = a, b
+def _log_density(kernel, a, b):
+    """Log density of one path given another, `(places, values)` each, with a third entry where some may not be seen:
+    what was not seen has the covariance 1 with itself and 0 with all else, and the value 0."""
+    (t, y, *t_seen), (s, x, *s_seen) = a, b
+    t_seen, s_seen = (given[0] if given else jnp.ones(len(p), bool) for given, p in ((t_seen, t), (s_seen, s)))
     h, variance = kernel.coordinate_kernel, jnp.square(kernel.noise)
 
     def covariance(places, seen):
@@ -129,8 +114,9 @@ def _log_density_of_part(kernel, a, b):
     return -0.5 * white @ white - log_scale
 
 
-def _seen(given, values):
-    return given[0] if given else jnp.ones(jnp.shape(values), bool)
+def _axes(batch):
+    """Axes of the paths of a batch: none of places that all share."""
+    return (None if batch[0].ndim == 2 else 0, *(0,) * (len(batch) - 1))
 
 
 def _batch(name, batch):
@@ -148,12 +134,8 @@ def _batch(name, batch):
     return places[0] if places.ndim == 3 and len(places) == 1 else places, values, *seen
 
 
-def _one_grid_each(places, values, *seen):
-    return jnp.broadcast_to(places, (values.shape[0], *places.shape[-2:])), values, *seen
-
-
 @register
-class Signature(Kernel):
+class Signature(Batched):
     r"""Gaussian kernel on normalised truncated signatures of paths, $k(x, y) = \exp(-|s_x - s_y|^2 / (2 \epsilon^2))$.
 
     $s_x = S(x) / |S(x)|$, where $S(x)$ holds the products of increments of `x` at rows in increasing order, of up to
@@ -200,10 +182,6 @@ class Signature(Kernel):
         """Matrix `|s_x - s_y|^2`, `(n, m)`, of paths `(n, size + 1, dim + 1)` and `(m, ...)`."""
         left, right = (jnp.diff(jnp.asarray(p), axis=1) for p in (x, x if y is None else y))
         return _squared_distances(self.level, left, right)
-
-    def log_pair(self, a, b):
-        """Logarithm of the kernel for two paths."""
-        return self.log_gram(jnp.asarray(a)[None], jnp.asarray(b)[None])[0, 0]
 
     def log_gram(self, x, y=None):
         """Matrix of log kernel values."""

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, check_fields, register
+from numpyro_kme.kernels.base import Batched, Kernel, check_fields, register
 
 
 def pad(rows: Any, longest: int) -> Any:
@@ -90,7 +90,7 @@ def filled_up(x: Any, first: bool) -> tuple[Any, Any]:
 
 
 @register
-class WithLength(Kernel):
+class WithLength(Batched):
     r"""A kernel on arrays times one on how long they are, `k(a, b) exp(-(log n_a - log n_b)^2 / (2 l^2))`.
 
     Kernels on data sets compare distributions, and see nothing of how many rows say so: what is learnt with one alone
@@ -119,21 +119,17 @@ class WithLength(Kernel):
         """Read arrays `(n, longest, *shape)`, NaN behind their ends, as `k` does, with their log lengths, `(n,)`."""
         return self.kernel.points(x), log_lengths(x)
 
-    def log_pair(self, a, b):
-        """Logarithm of the kernel for two points."""
-        return self.kernel.log_pair(a[0], b[0]) - 0.5 * jnp.square((a[1] - b[1]) / self.length_scale)
-
     def log_gram(self, x, y=None):
         """Matrix of logarithms."""
-        y = x if y is None else y
-        apart = (jnp.asarray(x[1])[:, None] - jnp.asarray(y[1])[None]) / self.length_scale
-        return self.kernel.log_gram(x[0], None if y is x else y[0]) - 0.5 * jnp.square(apart)
+        return self.kernel.log_gram(x[0], None if y is None else y[0]) + self._of_lengths(x, y)
 
     def gram(self, x, y=None):
         """Matrix of kernel values; `k` may take negative ones."""
-        y = x if y is None else y
-        apart = (jnp.asarray(x[1])[:, None] - jnp.asarray(y[1])[None]) / self.length_scale
-        return self.kernel.gram(x[0], None if y is x else y[0]) * jnp.exp(-0.5 * jnp.square(apart))
+        return self.kernel.gram(x[0], None if y is None else y[0]) * jnp.exp(self._of_lengths(x, y))
+
+    def _of_lengths(self, x, y):
+        logs, others = jnp.asarray(x[1]), jnp.asarray((x if y is None else y)[1])
+        return -0.5 * jnp.square((logs[:, None] - others[None]) / self.length_scale)
 
     def diagonal(self, x):
         """That of `k`."""

@@ -5,7 +5,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, OfArrays, OverLengthScale, Signed, register
+from numpyro_kme.kernels.base import Batched, OfArrays, OverLengthScale, Signed, register
 from numpyro_kme.kernels.gram import products, squared_distances
 
 
@@ -19,9 +19,7 @@ class RotationTrace(OfArrays, Signed):
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
     """
 
-    def pair(self, a, b):
-        """Trace of `A B^T` for two matrices."""
-        return jnp.sum(a * b)
+    in_numpy = True
 
     def gram(self, x, y=None):
         """Matrix of traces between `(n, size, size)` and `(m, size, size)`, as one matrix product."""
@@ -29,7 +27,7 @@ class RotationTrace(OfArrays, Signed):
 
 
 @register
-class RotationGaussian(OverLengthScale, OfArrays, Kernel):
+class RotationGaussian(OverLengthScale, OfArrays, Batched):
     r"""Gaussian kernel `k(A, B) = exp(-|A - B|_F^2 / (2 l^2))` on rotation matrices `(size, size)`.
 
     `|A - B|_F^2 = 2 (size - tr(A B^T))`, at most 8 in three dimensions. Unlike `RotationTrace` it is characteristic.
@@ -38,16 +36,14 @@ class RotationGaussian(OverLengthScale, OfArrays, Kernel):
         length_scale: `l`, a scalar, in units of the Frobenius norm.
     """
 
-    length_scale: ArrayLike
+    in_numpy = True
 
-    def log_pair(self, a, b):
-        """Logarithm of the kernel for two matrices."""
-        return -0.5 * jnp.sum(jnp.square(a - b)) / jnp.square(self.length_scale)
+    length_scale: ArrayLike
 
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between `(n, size, size)` and `(m, size, size)`."""
         apart = squared_distances(_flat("x", x), _flat("y", x if y is None else y))
-        return -0.5 * apart / jnp.square(self.length_scale)
+        return -0.5 * apart / self.length_scale / self.length_scale
 
 
 def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
@@ -77,4 +73,4 @@ def _flat(name, rotations):
         len(shape) == 3 and shape[1] == shape[2],
         f"`{name}` must hold rotation matrices with shape (count, size, size); got {shape}.",
     )
-    return jnp.reshape(jnp.asarray(rotations), (shape[0], -1))
+    return rotations.reshape(shape[0], -1)

@@ -1,5 +1,7 @@
 """Kernels that are functions of the scaled distance `r = |(a - b) / length_scale|_2`: stationary, energy."""
 
+import functools
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -9,17 +11,19 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Kernel, OverLengthScale, Signed, check_fields, register
-from numpyro_kme.kernels.gram import distances, safe_sqrt, scaled, scaled_difference, squared_distances
+from numpyro_kme.kernels.base import Batched, OverLengthScale, Signed, check_fields, namespace, num_points, register
+from numpyro_kme.kernels.gram import safe_sqrt, scaled, squared_distances
 
 
 @register
-class Stationary(OverLengthScale, Kernel):
+class Stationary(OverLengthScale, Batched):
     """A kernel `exp(g(s))` of the squared scaled distance `s = |(a - b) / length_scale|_2^2`.
 
     `length_scale` is a scalar, or `(dim,)` for one length scale per dimension, in the units of the data.
     A family implements `log_profile`, the function `g`, with finite gradients at `s = 0`.
     """
+
+    in_numpy = True
 
     length_scale: ArrayLike
 
@@ -27,13 +31,14 @@ class Stationary(OverLengthScale, Kernel):
         """Logarithm of the kernel as a function of the squared scaled distance."""
         raise NotImplementedError
 
-    def log_pair(self, a, b):
-        """Logarithm of the kernel for one pair of vectors `(dim,)`."""
-        return self.log_profile(_finite(jnp.sum(jnp.square(scaled_difference(a, b, self.length_scale)))))
-
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between `(n, dim)` and `(m, dim)`; no `(n, m, dim)` temporary."""
         return self.log_profile(_finite(squared_distances(*scaled(x, y, self.length_scale))))
+
+    def diagonal(self, x):
+        """Values at distance 0, `(n,)`."""
+        xp = namespace(self, x)
+        return xp.exp(self.log_profile(xp.zeros(num_points(x), xp.result_type(x, 1.0))))
 
     def log_volume(self, dim: int) -> jax.Array:
         """Logarithm of the product of the `dim` length scales."""
@@ -55,6 +60,14 @@ class Gaussian(Stationary):
     def log_integral(self, dim):
         """`dim/2 log(2 pi) + sum_d log l_d`."""
         return 0.5 * dim * jnp.log(2.0 * jnp.pi) + self.log_volume(dim)
+
+    def __mul__(self, other):
+        """The product with another Gaussian kernel is the one with `1 / l^2 = 1 / l_1^2 + 1 / l_2^2`."""
+        if not type(self) is type(other) is Gaussian:
+            return super().__mul__(other)
+        xp = namespace(self, other)
+        precisions = [xp.square(1.0 / xp.asarray(k.length_scale)) for k in (self, other)]
+        return Gaussian(1.0 / xp.sqrt(precisions[0] + precisions[1]))
 
 
 class _Matern(Stationary):
@@ -89,6 +102,29 @@ class Laplace(_Matern):
 
 
 Matern12 = Laplace
+
+
+def _with_slope(slope: Callable) -> Callable:
+    """Give a profile its derivative, which is exact at `s = 0`, where the chain rule is 0 / 0; a decorator."""
+
+    def decorate(profile: Callable) -> Callable:
+        known = jax.custom_jvp(profile)
+        known.defjvps(lambda ds, value, s: slope(s) * ds)
+        return lambda s: known(s) if isinstance(s, jax.Array) else profile(s)
+
+    return decorate
+
+
+@_with_slope(lambda s: -1.5 / (1.0 + safe_sqrt(3.0 * s)))
+def _log_matern32(s):
+    u = safe_sqrt(3.0 * s)
+    return namespace(s).log1p(u) - u
+
+
+@_with_slope(lambda s: -5.0 / 6.0 * (1.0 + safe_sqrt(5.0 * s)) / (1.0 + safe_sqrt(5.0 * s) + 5.0 / 3.0 * s))
+def _log_matern52(s):
+    u = safe_sqrt(5.0 * s)
+    return namespace(s).log1p(u + 5.0 / 3.0 * s) - u
 
 
 @register
@@ -133,7 +169,7 @@ class InverseMultiquadric(Stationary):
 
     def log_profile(self, s):
         """`g(s) = -log(1 + s) / 2`."""
-        return -0.5 * jnp.log1p(s)
+        return -0.5 * namespace(s).log1p(s)
 
 
 @register
@@ -155,7 +191,7 @@ class RationalQuadratic(Stationary):
 
     def log_profile(self, s):
         """`g(s) = -alpha log(1 + s / (2 alpha))`."""
-        return -self.alpha * jnp.log1p(s / (2.0 * self.alpha))
+        return -self.alpha * namespace(self, s).log1p(s / (2.0 * self.alpha))
 
     def log_integral(self, dim):
         """`dim/2 log(2 pi alpha) + log Gamma(alpha - dim/2) - log Gamma(alpha) + sum_d log l_d`.
@@ -177,6 +213,53 @@ class RationalQuadratic(Stationary):
 
 
 @register
+class GaussianScaleMixture(Batched):
+    r"""Sum of Gaussian kernels over length scales, `k(a, b) = sum_i w_i exp(-|a - b|^2 / (2 l_i^2))`.
+
+    It sees differences at every scale listed, where one length scale would miss those far below and above it.
+    With the default weights, all 1, `k(a, a)` is the number of length scales. One pass computes the distances
+    for all of them.
+
+    Args:
+        length_scales: `(count,)`, `l_i`, each shared by all dimensions, in the units of the data.
+        weights: `(count,)`, `w_i`, positive; all 1 when left out.
+    """
+
+    in_numpy = True
+
+    length_scales: ArrayLike
+    weights: ArrayLike | None = None
+
+    def __post_init__(self):
+        check_fields(self, checks.positive, "length_scales")
+        shape = jnp.shape(self.length_scales)
+        checks.require(
+            len(shape) == 1 and shape[0] > 0,
+            f"`length_scales` must have shape (count,); got shape {shape}. Add Gaussian kernels for length "
+            "scales per dimension.",
+        )
+        if self.weights is not None:
+            check_fields(self, checks.positive, "weights")
+            checks.shaped("weights", self.weights, shape, "per length scale")
+
+    def _joined(self, log_member: Callable) -> jax.Array:
+        """`log sum_i w_i exp(log_member(l_i))`."""
+        xp, (count,) = namespace(self, log_member(1.0)), jnp.shape(self.length_scales)
+        scales = xp.asarray(self.length_scales)
+        weights = xp.ones(count) if self.weights is None else xp.asarray(self.weights)
+        return functools.reduce(xp.logaddexp, [xp.log(weights[i]) + log_member(scales[i]) for i in range(count)])
+
+    def log_gram(self, x, y=None):
+        """Matrix of log kernel values between `(n, dim)` and `(m, dim)`."""
+        s = squared_distances(*scaled(x, y, 1.0))
+        return self._joined(lambda l: -0.5 * s / l / l)
+
+    def log_integral(self, dim):
+        """`log sum_i w_i (2 pi)^(dim/2) l_i^dim`."""
+        return self._joined(lambda l: Gaussian(l).log_integral(dim))
+
+
+@register
 class Energy(OverLengthScale, Signed):
     r"""Energy kernel `k(a, b) = -|(a - b) / l|_2`, the negative distance.
 
@@ -189,19 +272,17 @@ class Energy(OverLengthScale, Signed):
     References: Szekely & Rizzo (2013), J. Stat. Plan. Inference 143.
     """
 
-    length_scale: ArrayLike = 1.0
+    in_numpy = True
 
-    def pair(self, a, b):
-        """Negative scaled distance between two vectors `(dim,)`."""
-        return -safe_sqrt(jnp.sum(jnp.square(scaled_difference(a, b, self.length_scale))))
+    length_scale: ArrayLike = 1.0
 
     def gram(self, x, y=None):
         """Matrix of negative scaled distances between `(n, dim)` and `(m, dim)`."""
-        return -distances(*scaled(x, y, self.length_scale))
+        return -safe_sqrt(_finite(squared_distances(*scaled(x, y, self.length_scale))))
 
 
 @register
-class DistanceInduced(Kernel):
+class DistanceInduced(Batched):
     r"""Distance-induced kernel `k(a, b) = |(a - o) / l|_2 + |(b - o) / l|_2 - |(a - b) / l|_2`, not negative.
 
     The positive definite form of `Energy`. Squared MMDs do not depend on the origin `o` and equal those of
@@ -214,6 +295,8 @@ class DistanceInduced(Kernel):
     References: Sejdinovic et al. (2013), Ann. Stat. 41.
     """
 
+    in_numpy = True
+
     origin: ArrayLike = 0.0
     length_scale: ArrayLike = 1.0
 
@@ -221,41 +304,14 @@ class DistanceInduced(Kernel):
         check_fields(self, checks.positive, "length_scale")
         check_fields(self, checks.finite, "origin")
 
-    def pair(self, a, b):
-        """Kernel value for two vectors `(dim,)`."""
-        energy = Energy(self.length_scale).pair
-        return jnp.maximum(energy(a, b) - energy(a, self.origin) - energy(b, self.origin), 0.0)
-
     def gram(self, x, y=None):
         """Matrix of kernel values between `(n, dim)` and `(m, dim)`."""
-        y = x if y is None else y
-        energy = Energy(self.length_scale)
-        origin = jnp.broadcast_to(jnp.asarray(self.origin), (1, jnp.shape(x)[-1]))
-        return jnp.maximum(energy.gram(x, y) - energy.gram(x, origin) - energy.gram(origin, y), 0.0)
+        energy, xp = Energy(self.length_scale).gram, namespace(self, x, y)
+        origin = xp.broadcast_to(xp.asarray(self.origin), (1, jnp.shape(x)[-1]))
+        return xp.maximum(energy(x, y) - energy(x, origin) - energy(origin, x if y is None else y), 0.0)
 
 
 def _finite(s: jax.Array) -> jax.Array:
     """Squared distances that a profile can take: where they overflow, points are as far apart as can be."""
-    return jnp.minimum(s, 0.1 * jnp.finfo(s.dtype).max)
-
-
-@jax.custom_jvp
-def _log_matern32(s: jax.Array) -> jax.Array:
-    u = safe_sqrt(3.0 * s)
-    return jnp.log1p(u) - u
-
-
-@jax.custom_jvp
-def _log_matern52(s: jax.Array) -> jax.Array:
-    u = safe_sqrt(5.0 * s)
-    return jnp.log1p(u + 5.0 / 3.0 * s) - u
-
-
-def _slope_of_log_matern52(s: jax.Array) -> jax.Array:
-    u = safe_sqrt(5.0 * s)
-    return -5.0 / 6.0 * (1.0 + u) / (1.0 + u + 5.0 / 3.0 * s)
-
-
-# exact at s = 0, where the chain rule is 0 / 0
-_log_matern32.defjvps(lambda ds, value, s: -1.5 / (1.0 + safe_sqrt(3.0 * s)) * ds)
-_log_matern52.defjvps(lambda ds, value, s: _slope_of_log_matern52(s) * ds)
+    xp = namespace(s)
+    return xp.minimum(s, 0.1 * xp.finfo(s.dtype).max)

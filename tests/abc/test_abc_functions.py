@@ -509,18 +509,28 @@ def test_bad_input_raises(call, error, message):
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_rank": 300}, {"tolerance": 1e-3}], ids=str)
-def test_pivots_in_blocks_are_those_one_at_a_time(limits, rng, monkeypatch):
-    """More than 256 of them, on the whole matrix and without it."""
+def test_pivots_leave_out_what_they_say(limits, rng):
     x = rng.normal(size=(420, 6))
-    fits = []
-    for at_once in (4096, 0):
-        monkeypatch.setattr("numpyro_kme.kernels.low_rank.AT_ONCE", at_once)
-        fits.append(kme.kernels.LowRank.fit(Gaussian(2.0), x, **limits))
-    blocked, in_turn = fits
-    np.testing.assert_array_equal(blocked.pivots, in_turn.pivots)
-    np.testing.assert_allclose(blocked.values, in_turn.values, atol=1e-7)
-    np.testing.assert_allclose(blocked.residual, in_turn.residual, rtol=1e-6, atol=1e-12)
-    assert blocked.rank > 256 and (blocked.rank == 300) == ("max_rank" in limits)
-    rest = np.exp(-0.5 * cdist(x, x, "sqeuclidean") / 4.0) - blocked.values @ blocked.values.T
-    np.testing.assert_allclose(np.abs(rest).max(), blocked.residual, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(blocked.features(x), blocked.values, atol=1e-6)
+    found = kme.kernels.LowRank.fit(Gaussian(2.0), x, **limits)
+    assert len(np.unique(found.pivots, axis=0)) == found.rank > 256 and (found.rank == 300) == ("max_rank" in limits)
+    rest = np.exp(-0.5 * cdist(x, x, "sqeuclidean") / 4.0) - found.values @ found.values.T
+    np.testing.assert_allclose(np.abs(rest).max(), found.residual, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found.features(x), found.values, atol=1e-6)
+    if not limits.get("max_rank"):
+        assert found.residual <= limits.get("tolerance", 1e-10)
+
+
+def test_few_pivots_take_few_columns(rng):
+    """Of a kernel that is costly to evaluate: some twice as many as there are pivots."""
+    asked = []
+
+    class Counting(kme.kernels.Kernel):
+        def pair(self, a, b):
+            return jnp.exp(-0.5 * jnp.sum(jnp.square(a - b)))
+
+        def gram(self, x, y=None):
+            asked.append(len(x if y is None else y))
+            return super().gram(x, y)
+
+    found = kme.kernels.LowRank.fit(kme.kernels.register(Counting)(), rng.normal(size=(300, 1)), tolerance=1e-6)
+    assert found.rank < 20 and max(asked) <= 32

@@ -1,4 +1,4 @@
-"""What values print: every public class in at most 15 lines of 80 columns, without arrays, in text and in HTML."""
+"""What values print: every public class in at most 15 lines of 80 columns, without arrays."""
 
 import importlib
 import inspect
@@ -43,8 +43,6 @@ def check(value):
     assert len(found.splitlines()) <= 15, found
     assert max(map(len, found.splitlines())) <= 80, found  # columns of a terminal
     assert not re.search(r"array\(|\[\s*-?\d+\.\d+[, ]+-?\d+\.\d+|<.*object at|0x[0-9a-f]{6}", found), found
-    html = value._repr_html_()
-    assert len(html) < 6000 and html.startswith("<"), html
     return found
 
 
@@ -175,8 +173,7 @@ def test_cards_say_how_big_and_what_next(used):
     mean = used["posterior"].samples["shift"].mean()
     assert f"{mean:.3g} +-" in repr(used["posterior"]) and "next:" in repr(used["posterior"])
     assert "of 2 observations" in repr(used["posteriors"])
-    html = used["posterior"]._repr_html_()
-    assert "<table>" in html and "Posterior by KELFI" in html and "&lt;" not in html
+    assert "Posterior by KELFI" in repr(used["posterior"])
 
 
 def test_traced_values_print_too(kelfi):
@@ -199,23 +196,16 @@ def test_a_long_card_is_cut_to_its_lines():
 
     check(Long())
 
-    @display.shown
-    @dataclass
-    class Quoted:
-        text: str
 
-    assert repr(Quoted("<b>")) == "Quoted(text='<b>')" and "&lt;b&gt;" in Quoted("<b>")._repr_html_()
-
-
-def test_what_is_as_by_default_is_left_out_where_all_does_not_fit():
+def test_what_is_as_by_default_is_left_out():
     @display.shown
     @dataclass
     class Settings:
         word: str = "short"
         number: float = 1.5
 
-    assert repr(Settings()) == "Settings(word='short', number=1.5)"
-    assert repr(Settings(number=0.25)) == "Settings(word='short', number=0.25)"
+    assert repr(Settings()) == "Settings()"
+    assert repr(Settings(number=0.25)) == "Settings(number=0.25)"
     long = "w" * 55
     assert repr(Settings(long)) == f"Settings(word='{long}')"
     assert repr(Settings(long, 0.25)).split() == ["Settings(", f"word='{long}',", "number=0.25,", ")"]

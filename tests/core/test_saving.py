@@ -231,19 +231,17 @@ def test_engines_posteriors_and_values_are_pickled_and_copied(engine, through):
 
 def changed(path, change):
     """A file with another header."""
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    header = json.loads(parts["header.json"])
+    with np.load(path) as file:
+        parts = dict(file)
+    header = json.loads(str(parts["header"]))
     change(header)
-    parts["header.json"] = json.dumps(header).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in parts.items():
-            archive.writestr(name, data)
+    with path.open("wb") as file:
+        np.savez(file, **parts | {"header": np.array(json.dumps(header))})
 
 
 def other_bytes(path):
     data = bytearray(path.read_bytes())
-    at = data.index(b"arrays/0.npy") + 40
+    at = data.index(b"0.npy") + 40
     data[at : at + 20] = bytes(20)
     path.write_bytes(bytes(data))
 
@@ -255,7 +253,7 @@ def numpys(path):
 
 BAD = {
     "no file": (lambda path: path.unlink(), "There is no file"),
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "ends too early"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "is damaged .BadZipFile"),
     "empty": (lambda path: path.write_bytes(b""), "no file that `save` wrote"),
     "text": (lambda path: path.write_text("theta,x\n1,2\n"), "no file that `save` wrote"),
     "pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "no file that `save` wrote"),
@@ -263,7 +261,7 @@ BAD = {
     "changed bytes": (other_bytes, "is damaged"),
     "later format": (
         lambda path: changed(path, lambda h: h["numpyro_kme"].update(format=99, version="9.0")),
-        "has format 99, written by numpyro_kme 9.0; this release reads formats up to 1",
+        "has format 99, written by numpyro_kme 9.0; this release reads format 1",
     ),
     "unknown class": (
         lambda path: changed(path, lambda h: h["value"].update(object="os.system")),

@@ -1,0 +1,98 @@
+"""Callables as kernels: of JAX arrays, or of anything in plain Python."""
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme._core import checks, solves
+from numpyro_kme.kernels.base import Kernel, OfArrays, num_points, pairwise, register
+
+
+@register
+class FromCallable(OfArrays, Kernel):
+    r"""Kernel `k(a, b) = fn(a, b)` of a callable.
+
+    With `host=True`, `fn` is plain Python and is called once per pair with NumPy arrays. Strings, graphs and
+    sets are then compared by number, on points `np.arange(len(words))`:
+
+        FromCallable(lambda i, j: compare(words[int(i)], words[int(j)]), host=True)
+
+    A kernel with hyperparameters to learn is a subclass of `Kernel` with a `pair` method.
+
+    Args:
+        fn: `(a, b) -> float`, symmetric and positive definite; for logarithms also positive. It is part of
+            the compiled program: pass the same function object again to avoid compiling again.
+        host: Whether `fn` runs in Python rather than being traced by JAX. It must not call JAX, and has no
+            gradient.
+    Raises:
+        FloatingPointError: From `log_gram`, if `fn` is negative or NaN for some pair. (Under `jax.jit` values
+            are NaN.)
+    Cost: one call per pair; with `host=True`, in a Python loop.
+    """
+
+    fn: Callable[[Any, Any], Any] = field(metadata=dict(static=True))
+    host: bool = field(default=False, metadata=dict(static=True))
+
+    def __post_init__(self):
+        checks.require(callable(self.fn), f"`fn` must be callable as fn(a, b); got {self.fn!r}.", TypeError)
+
+    def pair(self, a, b):
+        """Value of the callable for one pair of points."""
+        if self.host:
+            return _on_host(self._call, (), a, b)
+        value = jnp.asarray(self._call(a, b))
+        checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
+        return value
+
+    def _call(self, a, b):
+        try:
+            return self.fn(a, b)
+        except Exception as error:
+            raise checks.explained(
+                f"The kernel `{getattr(self.fn, '__name__', self.fn)}` failed for a pair of points of shapes "
+                f"{jax.tree.map(jnp.shape, a)} and {jax.tree.map(jnp.shape, b)}: {error} ({type(error).__name__}).",
+                RuntimeError,
+            ) from error
+
+    def gram(self, x, y=None):
+        """Matrix of the callable's values."""
+        y = x if y is None else y
+        if not self.host:
+            return pairwise(self.pair, x, y)
+
+        def loop(x, y):
+            return [[self._call(_pick(x, i), _pick(y, j)) for j in range(shape[1])] for i in range(shape[0])]
+
+        shape = num_points(x), num_points(y)
+        return _on_host(loop, shape, x, y)
+
+    def log_gram(self, x, y=None):
+        """Matrix of logarithms of the callable's values."""
+        result = jnp.log(self.gram(x, y))
+        if checks.is_concrete(result):
+            checks.require(
+                not bool(jnp.any(jnp.isnan(result))),
+                "`fn` is negative or NaN for some pair of points, so it has no logarithm and cannot be an "
+                "epsilon-kernel; return positive values.",
+                FloatingPointError,
+            )
+        return result
+
+
+def _on_host(function, shape, *points):
+    dtype = jnp.result_type(float)
+
+    def call(*points):
+        return np.asarray(function(*points), dtype)
+
+    if checks.is_concrete(points):
+        return jnp.asarray(call(*jax.tree.map(np.asarray, points)))
+    return solves.call_back(call, shape, dtype, *points, vmap_method="sequential")
+
+
+def _pick(points, i):
+    return jax.tree.map(lambda leaf: leaf[i], points)
