@@ -59,8 +59,14 @@ def test_one_round_of_a_bent_simulator_asks_for_rounds_and_a_straight_one_does_n
     engine, said = alarms(model(waves, 2), np.array([0.5, 1.2]), 100, 0)
     assert len(said) == 1 and "pass num_rounds=5" in said[0] and "`refine`" in said[0]
     assert engine.posterior.moved_by_half > 0.5 and "half of the simulations" in engine.info
-    with pytest.warns(UserWarning, match=SAID):
-        engine.condition(jax.random.key(1), x=np.array([0.4, 1.1]))
+    told = []
+    for x in np.array([[0.4, 1.1], [0.6, 1.3], [-0.5, 1.2], [0.2, -0.9]]):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.condition(jax.random.key(1), x=x)
+        told.append(any(SAID in str(one.message) for one in caught))
+        assert told[-1] == (engine.posterior.moved_by_half > 0.5)
+    assert any(told)
     assert false_alarms(2, 300, 2) <= 1
 
 
