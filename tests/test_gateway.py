@@ -257,7 +257,6 @@ DOORS = {
     "mmd_test": lambda z, x: kme.mmd_test(KEY, GAUSSIAN, z, x, num_permutations=9).null,
     "hsic_test": lambda z, x: kme.embeddings.hsic_test(KEY, GAUSSIAN, GAUSSIAN, z, x, num_permutations=9).null,
     "learn_length_scale": lambda z, x: kme.kernels.learn_length_scale(KEY, z, num_landmarks=5).optima,
-    "shrunk_embedding": lambda z, x: kme.kernels.shrunk_embedding(z, x, 1.0, 0.5, 2.0),
     "farthest_point_design": lambda z, x: kme.kernels.farthest_point_design(KEY, z, 4),
     "choose_by_folds": lambda z, x: kme.embeddings.choose_by_folds(KEY, z, x, settings(), num_folds=2).errors,
     "choose_by_prediction": lambda z, x: kme.embeddings.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,

@@ -186,14 +186,15 @@ class ConditionalMeanEmbedding:
             regularisation: `lam > 0`; `m^-1/2` is the rate of theory, 1e-3 to 1e-1 the usual range.
         Raises:
             numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
-        Cost: `m^2` kernel evaluations and one Cholesky factorisation, `m^3 / 3`.
+        Cost: `m^2` kernel evaluations and one Cholesky factorisation, `m^3 / 3`. A kernel of the user's has values in
+            the session's precision, and the matrix gets what their rounding adds to its eigenvalues on the diagonal.
         """
         checks.positive_number("regularisation", regularisation)
         checks.sound("inputs", inputs)
         kernel, inputs = jax.tree.map(np.asarray, (kernel, inputs))
-        m = num_points(inputs)
-        gram = np.asarray(kernel.gram(inputs), dtype=np.float64)
-        gram = gram + m * float(regularisation) * np.eye(m)
+        m, gram = num_points(inputs), by_numpy.gram(kernel, inputs)
+        jitter = by_numpy.rounding(kernel) * m**0.5 * gram.diagonal().max() if by_numpy.of_a_user(kernel) else 0.0
+        gram = gram + (m * float(regularisation) + jitter) * np.eye(m)
         factor = solves.cholesky(gram, f"L + m lam I with m = {m} and lam = {regularisation}")
         return cls(kernel, inputs, factor, np.float64(regularisation))
 

@@ -8,7 +8,6 @@ from numpyro_kme.kernels.kernel_learning import (
     LearntLengthScale,
     farthest_point_design,
     learn_length_scale,
-    shrunk_embedding,
 )
 from numpyro_kme.kernels.length_scales import (
     CrossValidation,
@@ -54,5 +53,5 @@ __all__ += ["CrossValidation", "LengthScaleRule", "MedianHeuristic"]  # length s
 __all__ += ["EmpiricalMeasureRule", "KernelRule", "SignatureRule"]  # kernels on whole outputs
 __all__ += ["median_heuristic", "median_heuristic_per_dimension"]
 __all__ += ["BayesianKernelLearning", "LearntLengthScale", "learn_length_scale"]
-__all__ += ["farthest_point_design", "shrunk_embedding"]
+__all__ += ["farthest_point_design"]
 __all__ += ["LowRank", "LowRankRidge"]

@@ -14,7 +14,6 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
-from numpyro_kme.kernels.stationary import Gaussian
 
 FAILED = 1e12
 """Stands for a loss that is not finite."""
@@ -165,37 +164,6 @@ def _search(table, landmarks, reach, median) -> LearntLengthScale:
 @jax.value_and_grad
 def _loss(at, x, landmarks, reach):
     return -log_pseudo_likelihood(x, landmarks, jnp.exp(at[0]), jnp.exp(at[1]), reach)
-
-
-@on_host
-def shrunk_embedding(
-    x: ArrayLike, points: ArrayLike, length_scale: float, noise: float, reach: float
-) -> tuple[np.ndarray, np.ndarray]:
-    r"""Posterior of a mean embedding at points: mean `(r,)` and covariance `(r, r)`.
-
-    $\hat\mu \sim N(\mu, \tau^2 / n)$ and $\mu \sim GP(0, r)$ give $R (R + \tau^2/n I)^{-1} \hat\mu$ and
-    $R - R (R + \tau^2/n I)^{-1} R$.
-
-    Args:
-        x: Data `(n, D)`, centred.
-        points: `(r, D)`.
-        length_scale, noise, reach: `s`, `tau`, `eta`.
-    Raises:
-        numpy.linalg.LinAlgError: If `tau^2 / n` is below the rounding of `R`.
-    References: Flaxman et al. (2016), UAI, section 3.
-    """
-    for name, value in {"length_scale": length_scale, "noise": noise, "reach": reach}.items():
-        checks.positive_number(name, value)
-    gram = np.asarray(Gaussian(length_scale).gram(jnp.asarray(points, float), jnp.asarray(x, float)))
-    r = np.asarray(smoothed_kernel(points, points, length_scale, reach))
-    added = noise**2 / gram.shape[1]
-    checks.require(
-        bool(added > np.finfo(np.float64).eps * np.trace(r)),
-        f"`noise` of {noise:.3g} is too small: `tau^2 / n` = {added:.3g} is below the rounding of `R`.",
-        np.linalg.LinAlgError,
-    )
-    gain = np.linalg.solve(r + added * np.eye(len(r)), r).T
-    return gain @ gram.mean(axis=1), r - gain @ r
 
 
 def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:

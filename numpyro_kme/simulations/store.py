@@ -95,6 +95,7 @@ class Store:
             store = cls(path, zarr.open_group(str(path), mode="r+", zarr_format=3, use_consolidated=False))
             version = store._root.attrs["numpyro_kme_store"]
             json.loads(store._root.attrs["settings"])
+            store.sites  # noqa: B018
         except Exception as error:
             raise damaged(path, f"its description cannot be read ({type(error).__name__}: {error})") from error
         if version != FORMAT:
@@ -102,7 +103,6 @@ class Store:
                 f"The store {path} has format {version}; this release reads {FORMAT}. Read it with its own release.",
                 StoreError,
             )
-        store._check_shapes()
         return store
 
     @classmethod
@@ -146,8 +146,9 @@ class Store:
     def _grow(self, count, prior, arguments) -> None:
         """Room for more simulations, their parameters first; the root says last how many there are."""
         old = self.count
-        for _, array in self._arrays():
-            array.resize((1, count, *array.shape[2:]))
+        for _, group in self._root.groups():
+            for _, array in group.arrays():
+                array.resize((1, count, *array.shape[2:]))
         for name, value in prior.items():
             self._stored("prior", name)[0, old:] = value[old:]
         for site, value in arguments.items():
@@ -239,32 +240,13 @@ class Store:
 
     def _values(self, group, name) -> np.ndarray:
         try:
-            return np.asarray(self._stored(group, name)[0, : self.count])
+            values = np.asarray(self._stored(group, name)[0, : self.count])
         except Exception as error:
             raise damaged(self.path, f"{group}/{name} cannot be read ({type(error).__name__}: {error})") from error
-
-    def _arrays(self):
-        return [
-            (f"{g}/{name}", array)
-            for g in ("prior", "prior_predictive", "simulations")
-            for name, array in self._root[g].arrays()
-        ]
-
-    def _check_shapes(self) -> None:
-        try:
-            arrays = self._arrays()
-        except Exception as error:
-            raise damaged(self.path, f"its groups cannot be read ({type(error).__name__}: {error})") from error
-        names = {name for name, _ in arrays}
-        for site in self.sites:
-            for name in (f"arguments of {site}", f"status of {site}", f"failures of {site}"):
-                if f"simulations/{arviz.file_name(name)}" not in names:
-                    raise damaged(self.path, f"the array simulations/{name} is missing")
-        for name, array in arrays:
-            if array.dtype.kind not in "biuf":
-                raise damaged(self.path, f"{name} does not hold numbers but {array.dtype}")
-            if array.ndim < 2 or array.shape[1] < self.count:
-                raise damaged(self.path, f"{name} has shape {array.shape} where there are {self.count} simulations")
+        if len(values) != self.count or values.dtype.kind not in "biuf":
+            what = f"{group}/{name} holds {values.shape} of {values.dtype}, for {self.count} simulations"
+            raise damaged(self.path, what)
+        return values
 
     def _require(self, settings: Mapping[str, Any]) -> None:
         """Refuse other settings; code that changed while it ran counts as it was and as it came out."""

@@ -118,6 +118,21 @@ def test_conditional_embedding_in_a_float32_session(fitted):
     np.testing.assert_allclose(np.asarray(weights) @ values, expected, atol=1e-4)
 
 
+def test_a_kernel_of_the_users_in_single_precision(rng):
+    """Rounding of its values makes the matrix indefinite at a small regularisation, which the diagonal makes up for."""
+
+    @K.register
+    class Own(K.Kernel):
+        def pair(self, a, b):
+            return jnp.exp(-0.5 * jnp.sum(jnp.square(a - b)))
+
+    inputs, theta = rng.normal(size=(150, 1)), np.linspace(-1.5, 1.5, 7)[:, None]
+    with jax.enable_x64(False):
+        fitted = ConditionalMeanEmbedding.fit(Own(), inputs, 1e-10)
+        found = fitted.expectation(np.sin(inputs), theta)
+    np.testing.assert_allclose(found, np.sin(theta), atol=1e-3)
+
+
 def test_bad_conditional_embeddings(fitted):
     inputs, theta, _, _, embedding = fitted
     with pytest.raises(ValueError, match="`regularisation` must be positive"):

@@ -10,13 +10,12 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from numpyro_kme import BayesianKernelLearning, CrossValidation, MedianHeuristic
-from numpyro_kme.kernels import Gaussian, median_heuristic, median_heuristic_per_dimension
+from numpyro_kme.kernels import median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.kernels.kernel_learning import (
     _log_volume,
     farthest_point_design,
     learn_length_scale,
     log_pseudo_likelihood,
-    shrunk_embedding,
     smoothed_kernel,
 )
 from numpyro_kme.kernels.length_scales import REGULARISATIONS
@@ -78,19 +77,6 @@ def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
     assert 15 < median_heuristic(x) < 30
     assert 0.7 < found.length_scale < 1.3
     assert found.log_likelihood == found.optima[:, 1].max()
-
-
-def test_shrinkage_by_its_definition(rng):
-    """The posterior of a normal with covariance r, observed with noise tau^2 / n, as a regression by hand.
-
-    Data far from every point shrink to 0.
-    """
-    x, t, s, tau, eta = rng.normal(size=(20, 1)), np.linspace(-2, 2, 5)[:, None], 0.8, 0.5, 1.2
-    mean, covariance = shrunk_embedding(x, t, s, tau, eta)
-    r, precision = np.asarray(smoothed_kernel(t, t, s, eta)), 20 / tau**2 * np.eye(5)
-    expected = np.linalg.inv(np.linalg.inv(r) + precision)
-    np.testing.assert_allclose(covariance, expected, atol=1e-8)
-    np.testing.assert_allclose(mean, expected @ precision @ np.asarray(Gaussian(s).gram(t, x)).mean(1), rtol=1e-6)
 
 
 def test_farthest_point_design(rng):
@@ -218,9 +204,6 @@ X = np.random.default_rng(0).normal(size=(20, 2))
             r"`x` must have shape \(points, dim\); got \(20,\)",
         ),
         (lambda: farthest_point_design(jax.random.key(0), X, 0), "`number` must be at least 1; got 0"),
-        (lambda: shrunk_embedding(X, X[:5], 1.0, 0.0, 1.0), "`noise` must be positive and finite; got 0"),
-        (lambda: shrunk_embedding(X, X[:5], 1.0, 0.3, 0.0), "`reach` must be positive and finite; got 0"),
-        (lambda: shrunk_embedding(X[:, :1], X[:5, :1], 5.0, 1e-9, 1.0), r"`noise` of 1e-09 is too small: .* = 5e-20"),
     ],
 )
 def test_what_is_not_identified_raises(call, message):

@@ -430,8 +430,8 @@ DAMAGE = {
     _pickle: r"theta/zarr.json is not a description of plain numbers or text: it asks for the codecs \['pickle'\]",
     _hide: r"^(?!.*theta).*zarr.json .* codecs \['pickle'\]",
     _link: "prior/theta is a link",
-    _forget: "the array simulations/status of x is missing",
-    _shorten: "where there are 30 simulations",
+    _forget: "simulations/status of x cannot be read",
+    _shorten: "for 30 simulations",
     _replace: "there is no zarr.json in it",
 }
 
