@@ -12,16 +12,13 @@ from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
 from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.base import OfStatistics
-from numpyro_kme.likelihoods.summaries.features import Features, Images, Series, Sets, Values
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
 from numpyro_kme.likelihoods.summaries.semi_automatic import SemiAutomaticStatistics
 
 __all__ = [
     "DenseSolve",
-    "Features",
     "FittedLikelihood",
     "Form",
-    "Images",
     "KernelExpansion",
     "KernelMeans",
     "KernelMeansLikelihood",
@@ -38,10 +35,7 @@ __all__ = [
     "ResidualKernelMeans",
     "SelectedStatistics",
     "SemiAutomaticStatistics",
-    "Series",
-    "Sets",
     "Surrogate",
     "Tied",
-    "Values",
     "fit_likelihood",
 ]

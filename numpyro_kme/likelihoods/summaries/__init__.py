@@ -1,6 +1,5 @@
-"""What summary statistics are learnt from: features of series, images and sets; and what learnt statistics are."""
+"""Learnt summary statistics: settings that are fitted to simulations, and what they give."""
 
 from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics
-from numpyro_kme.likelihoods.summaries.features import Features, Images, Series, Sets, Values
 
-__all__ = ["Features", "Images", "Learnt", "LearntStatistics", "Series", "Sets", "Statistics", "Values"]
+__all__ = ["Learnt", "LearntStatistics", "Statistics"]
