@@ -12,9 +12,9 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
-from numpyro_kme.kernels.algebra import Polynomial, Sum
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import Sum, register
 from numpyro_kme.kernels.gram import squared_distances_on_host
+from numpyro_kme.kernels.products import Polynomial
 from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
