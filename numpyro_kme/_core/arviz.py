@@ -202,7 +202,7 @@ def names_of(attributes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def objection(path: Path) -> str | None:
-    """What in a folder could be anything but numbers and text, in words; None if nothing could.
+    """Find what in a folder could be anything but numbers and text, in words; None if nothing could.
 
     Only descriptions are read. A link is objected to because it leads out of what was looked at.
     """

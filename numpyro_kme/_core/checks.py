@@ -21,7 +21,7 @@ from numpyro_kme._core.display import brief
 
 
 def is_concrete(value: Any) -> bool:
-    """Whether every leaf of `value` holds numbers that Python can look at."""
+    """Tell whether every leaf of `value` holds numbers that Python can look at."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
@@ -38,7 +38,7 @@ def concrete(**values: Any) -> None:
 
 
 def is_key(value: Any) -> bool:
-    """Whether an array holds typed random keys of JAX."""
+    """Tell whether an array holds typed random keys of JAX."""
     return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
@@ -276,7 +276,7 @@ def shaped(name: str, value: Any, shape: tuple[int, ...], what: str) -> None:
 
 
 def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether an array of a shape can be broadcast to another."""
+    """Tell whether an array of a shape can be broadcast to another."""
     padded = (1,) * (len(to) - len(shape)) + shape
     return len(padded) == len(to) and all(a in (1, b) for a, b in zip(padded, to))
 

@@ -19,7 +19,7 @@ C = TypeVar("C")
 
 
 class Card(NamedTuple):
-    """What a person reads of a value.
+    """Text for a person who looks at a value.
 
     Attributes:
         title: What it is.
@@ -62,7 +62,7 @@ def text(value: Any) -> str:
 
 
 def _kept(rows: Mapping[str, Any]) -> dict[str, str]:
-    """What there is to say, each cut to `EACH` lines."""
+    """Select the rows that say something, each cut to `EACH` lines."""
     each = {label: row if isinstance(row, str) else brief(row) for label, row in rows.items()}
     return {label: _cut(row, EACH * WIDTH) for label, row in each.items() if row}
 
@@ -164,7 +164,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_default(one: Field, value: Any) -> bool:
-    """Whether a value is the default of a field."""
+    """Tell whether a value is the default of a field."""
     default = one.default if one.default_factory is MISSING else one.default_factory()
     return value is default or (np.ndim(value) == 0 and type(value) is type(default) and bool(value == default))
 
@@ -197,12 +197,12 @@ def _of_array(value: Any) -> str:
 
 
 def _named(value: Any) -> bool:
-    """Whether it is a named tuple."""
+    """Tell whether it is a named tuple."""
     return isinstance(value, tuple) and bool(getattr(type(value), "_fields", ()))
 
 
 def _listed(parts: Iterator[str], room: int) -> str:
-    """As many as fit, and how many more there are."""
+    """Join as many as fit, and say how many more there are."""
     each = list(parts)
     shown_parts: list[str] = []
     while each and len(", ".join([*shown_parts, each[0]])) <= room - 10:

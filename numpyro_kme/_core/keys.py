@@ -44,7 +44,7 @@ def fold_in(data: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
 
 
 def known(data: np.ndarray) -> bool:
-    """Whether `uniform` gives JAX's numbers of these keys: by JAX's defaults."""
+    """Tell whether `uniform` gives JAX's numbers of these keys: by JAX's defaults."""
     return data.shape[-1] == 2 and getattr(jax.config, "jax_threefry_partitionable", True)
 
 

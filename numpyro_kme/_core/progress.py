@@ -22,7 +22,7 @@ _inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
 
 @dataclass
 class _Phase:
-    """What goes on, and the bar that shows it, if any does."""
+    """Work that goes on, and the bar that shows it, if any does."""
 
     name: str
     bar: Any = None
@@ -44,13 +44,13 @@ def no_progress_bars() -> AbstractContextManager:
 
 
 def progress_bars_allowed() -> bool:
-    """Whether a progress bar may be drawn: not inside another one's loop, nor under continuous integration, as in
+    """Tell whether a progress bar may be drawn: not inside another one's loop, nor under continuous integration, as in
     NumPyro."""
     return not _inside_a_loop.get() and "CI" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ
 
 
 def _moves() -> bool:
-    """Whether a bar can move, in a notebook or a terminal; elsewhere, as in a file, there is one line for each."""
+    """Tell whether a bar can move, in a notebook or a terminal; elsewhere, as in a file, there is one line for each."""
     return tqdm is not tqdm_asyncio or sys.stderr.isatty()
 
 

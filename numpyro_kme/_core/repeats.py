@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Repeats:
-    """Which rows of a table are the same.
+    """Groups of rows of a table that are the same.
 
     Attributes:
         first: Numbers of the rows that are not seen before, in order, `(d,)`.
@@ -19,7 +19,7 @@ class Repeats:
 
     @classmethod
     def of(cls, table: np.ndarray) -> "Repeats":
-        """Of the rows of `(m, p)`."""
+        """Group the rows of a table `(m, p)`."""
         _, first, kind = np.unique(table, axis=0, return_index=True, return_inverse=True)
         order = np.argsort(first)
         return cls(first[order], np.argsort(order)[kind.ravel()])

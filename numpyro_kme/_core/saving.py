@@ -89,7 +89,7 @@ class Saved:
         return found
 
     def _to_save(self) -> "Saved":
-        """What is saved of it."""
+        """The part of it that is saved."""
         return self
 
 

@@ -234,17 +234,17 @@ class _Composite(Batched):
 
     @property
     def any_length(self) -> bool:  # type: ignore[override]
-        """Whether all members take arrays of any length."""
+        """Tell whether all members take arrays of any length."""
         return all(k.any_length for k in self.kernels)
 
     @property
     def symmetric(self) -> bool:  # type: ignore[override]
-        """Whether all members are."""
+        """Tell whether all members are symmetric."""
         return all(k.symmetric for k in self.kernels)
 
     @property
     def in_numpy(self) -> bool:  # type: ignore[override]
-        """Whether NumPy computes all members."""
+        """Tell whether NumPy computes all members."""
         return all(k.in_numpy for k in self.kernels)
 
     def points(self, x):

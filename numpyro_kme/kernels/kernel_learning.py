@@ -97,7 +97,7 @@ def _log_volume(logs, rows):
 
 @shown
 class LearntLengthScale(NamedTuple):
-    """What Bayesian kernel learning found.
+    """Result of Bayesian kernel learning.
 
     Attributes:
         length_scale: `s`.

@@ -57,7 +57,7 @@ def cut(rows: ArrayLike, length: ArrayLike) -> jax.Array:
 
 
 def lengths(x: Any) -> Any:
-    """How many rows each array of a table has, 1 + the last row that is not all NaN, `(n,)`; 0 for one without any.
+    """Count the rows of each array of a table, 1 + the last row that is not all NaN, `(n,)`; 0 for one without any.
 
     Args:
         x: `(n, longest, *shape)`, NumPy or JAX.
@@ -68,13 +68,13 @@ def lengths(x: Any) -> Any:
 
 
 def beyond_end(x: np.ndarray) -> np.ndarray:
-    """Which entries of arrays `(n, longest, *shape)` stand behind their last row."""
+    """Mark the entries of arrays `(n, longest, *shape)` that stand behind their last row."""
     number = np.arange(x.shape[1]).reshape(1, -1, *(1,) * (x.ndim - 2))
     return np.broadcast_to(number >= lengths(x).reshape(-1, *(1,) * (x.ndim - 1)), x.shape)
 
 
 def may_end(x: Any) -> bool:
-    """Whether some array of a table may end before its last row: it has NaN, or is not known yet."""
+    """Tell whether some array of a table may end before its last row: it has NaN, or is not known yet."""
     return not checks.is_concrete(x) or (np.asarray(x).dtype.kind == "f" and bool(np.isnan(np.asarray(x)).any()))
 
 
@@ -112,7 +112,7 @@ class WithLength(Batched):
 
     @property
     def symmetric(self) -> bool:  # type: ignore[override]
-        """Whether `k` is."""
+        """Tell whether `k` is symmetric."""
         return self.kernel.symmetric
 
     def points(self, x):

@@ -109,12 +109,12 @@ OnFailure = Literal["raise", "skip"] | Retry | Penalise
 
 
 def retries(on_failure: OnFailure) -> int:
-    """How many times a failed simulation is run again."""
+    """Number of times that a failed simulation is run again."""
     return on_failure.times if isinstance(on_failure, Retry) else 0
 
 
 def stops(on_failure: OnFailure) -> bool:
-    """Whether the first failure that remains ends the run."""
+    """Tell whether the first failure that remains ends the run."""
     return (on_failure.then if isinstance(on_failure, Retry) else on_failure) == "raise"
 
 

@@ -46,7 +46,7 @@ def fingerprint(roots: Mapping[str, Any]) -> dict[str, str]:
 
 
 def is_another(one: Any, other: Any) -> bool:
-    """Whether two callables differ, or cannot be compared."""
+    """Tell whether two callables differ, or cannot be compared."""
     try:
         return fingerprint({"": one}) != fingerprint({"": other})
     except UnreadableError:
@@ -214,7 +214,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _is_written(name: str, item: Any) -> bool:
-    """Whether an author, and not Python or a decorator of classes, put an item into a class."""
+    """Tell whether an author, and not Python or a decorator of classes, put an item into a class."""
     if isinstance(item, types.FunctionType):
         return inspect.unwrap(item).__code__.co_filename != "<string>"  # as dataclasses make them
     kept = name != "_abc_impl" and not (name.startswith("__") and name.endswith("__"))
@@ -223,7 +223,7 @@ def _is_written(name: str, item: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_installed(module: str) -> bool:
-    """Whether a module belongs to Python, to this package or to an installed one, rather than to the user."""
+    """Tell whether a module belongs to Python, to this package or to an installed one, rather than to the user."""
     package = module.partition(".")[0]
     if package in sys.stdlib_module_names or package == "numpyro_kme":
         return package != "__main__"

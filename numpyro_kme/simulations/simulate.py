@@ -88,7 +88,7 @@ def simulate(
 
 @frozen
 class Plan:
-    """How an engine simulates; engines take these as keywords of their own.
+    """Settings of the simulations of an engine; engines take these as keywords of their own.
 
     Args:
         num_simulations: Number of simulations.
@@ -199,7 +199,7 @@ class Plan:
 
 
 def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any]:
-    """What simulations depend on, beside the parameters that a store holds: key, code, shapes, precision."""
+    """Everything that simulations depend on, beside the parameters that a store holds: key, code, shapes, precision."""
     simulators = _simulators(problem)
     roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()}
     given = {} if plan.missing is None else {"missing": str(plan.missing)}
@@ -273,7 +273,7 @@ def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
 
 
 def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
-    """What is kept, with the failures counted at the first site that failed."""
+    """Gather what is kept, with the failures counted at the first site that failed."""
     total = len(next(iter(x.values())))
     sound, failures = np.ones(total, bool), Counter[str]()
     for name, found in errors.items():

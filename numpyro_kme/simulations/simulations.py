@@ -112,7 +112,7 @@ class Simulations(Saved):
             )
 
     def describe_failures(self) -> str:
-        """How many simulations failed, why, and where: means and standard deviations of scalar latents, all and
+        """Say how many simulations failed, why, and where: means and standard deviations of scalar latents, all and
         failed."""
         number, total = sum(self.failures.values()), self.attempted or len(self)
         if not number:
@@ -259,7 +259,7 @@ def _check_outputs(name: str, x: np.ndarray, ragged_dims: int, missing: Simulate
 
 
 def _sound(x: np.ndarray, ragged_dims: int, missing: SimulatedMissing | None = None) -> np.ndarray:
-    """Which outputs `(m, ...)` are finite, `(m,)`, before their ends where they may have such."""
+    """Mark the outputs `(m, ...)` that are finite, `(m,)`, before their ends where they may have such."""
     if not ragged_dims:
         return (np.isfinite(x) if missing is None else ~np.isinf(x)).reshape(len(x), -1).all(axis=1)
     return np.array([not_ragged(one, ragged_dims) is None for one in x])

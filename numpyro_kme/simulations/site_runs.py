@@ -116,7 +116,7 @@ class Run:
             self._raise(failed[0])
 
     def _failure(self, x: np.ndarray) -> Failure | None:
-        """What is wrong with an output, if anything."""
+        """The failure that an output is, if any."""
         if self.simulator.ragged:
             return not_ragged(x, self.simulator.event_dim)
         return not_finite(x, self.plan.missing)
@@ -170,7 +170,7 @@ class Run:
 
 
 def dtype_of(simulator: Simulator) -> np.dtype:
-    """What is kept: as declared for a black box, as the session's precision has it for JAX."""
+    """Type of what is kept: as declared for a black box, as the session's precision has it for JAX."""
     return simulator.dtype if simulator.black_box else np.dtype(jax.dtypes.canonicalize_dtype(simulator.dtype))
 
 

@@ -162,7 +162,7 @@ class Store:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the simulations depend on."""
+        """Everything that the simulations depend on."""
         return json.loads(self._root.attrs["settings"])
 
     @property
@@ -187,7 +187,7 @@ class Store:
         return self._values("prior_predictive", site), errors
 
     def repeats(self, site: str) -> np.ndarray:
-        """How often each simulation was repeated because it had failed, `(count,)`."""
+        """Number of times that each simulation was repeated because it had failed, `(count,)`."""
         name = f"repeats of {site}"
         return self._values("simulations", name) if self._has("simulations", name) else np.zeros(self.count, np.uint32)
 
