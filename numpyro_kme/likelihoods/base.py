@@ -19,7 +19,6 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.locations import Locations
 from numpyro_kme.samplers.importance import signed_logs
 
 SignedLog = tuple[Array, Array]
@@ -231,27 +230,10 @@ class Surrogate(Recomputed, abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
-    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
-        """What learnt locations say at draws `(k, D)` from the posterior of an observation; None where the form does
-        not say."""
-        return None
-
-    def location_error(self, y: Any, z: np.ndarray, power: float = 1.0) -> float:
-        """By how many posterior standard deviations the mean of a posterior of `y` with draws `z`, `(k, D)`, may be
-        off, since what was learnt there rests on few simulations; NaN where the form does not say. The likelihood
-        counts to a power, as `numpyro.handlers.scale` has it."""
-        found = self.locations(y, z)
-        return np.nan if found is None else found.error(power)
-
     def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
         """First-order changes of the log likelihood of `y` at draws `z`, `(k, D)`, by what learnt locations may be off
         by, `(k, s)` for `s` draws of that; None where the form does not say."""
         return None
-
-    def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
-        """At which draws `z`, `(k, D)`, an observation is further from what they predict than any simulation is from
-        its own prediction, `(k,)`: the tails of the density decide there. Nowhere, where the form does not say."""
-        return np.zeros(len(z), bool)
 
     def dependence(self) -> np.ndarray:
         """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are

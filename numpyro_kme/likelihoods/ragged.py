@@ -19,7 +19,6 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.ragged import lengths, log_lengths
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.locations import Locations
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
@@ -164,18 +163,6 @@ class RaggedSurrogate(Surrogate):
     def dependence(self) -> np.ndarray:
         """As `Surrogate.dependence`."""
         return np.asarray(self.inner.dependence())[: self.dim]
-
-    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
-        """As `Surrogate.locations`: those of the output given its length, which is known, and that of its length."""
-        inner, given, logs = self._given(y, z)
-        found = self.inner.locations(inner, given)
-        if self.length is None:
-            return found
-        further = self.length.locations(logs, z)
-        if found is None or further is None:
-            return None
-        parts = zip(found._replace(slopes=found.slopes[..., : self.dim]), further)
-        return Locations(*(np.concatenate(pair, axis=1) for pair in parts))
 
     def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
         """As `Surrogate.location_changes`, of both."""

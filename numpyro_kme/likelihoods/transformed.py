@@ -8,7 +8,6 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.locations import Locations
 
 
 class TransformedSurrogate(Surrogate):
@@ -57,17 +56,9 @@ class TransformedSurrogate(Surrogate):
         """As `Surrogate.describe_observation`, of `s`."""
         return self.inner.describe_observation(self._of(y))
 
-    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
-        """As `Surrogate.locations`, of `s`."""
-        return self.inner.locations(self._of(y), z)
-
     def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
         """As `Surrogate.location_changes`, of `s`."""
         return self.inner.location_changes(self._of(y), z)
-
-    def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
-        """As `Surrogate.beyond_residuals`, of `s`."""
-        return self.inner.beyond_residuals(self._of(y), z)
 
     def dependence(self) -> np.ndarray:
         """As `Surrogate.dependence`."""

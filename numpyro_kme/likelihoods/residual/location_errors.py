@@ -68,7 +68,3 @@ class LocationErrors:
             near = np.exp(-0.5 * squared_distances_on_host(z * np.exp(-log_length), self.points * np.exp(-log_length)))
             found.append(basis @ straight.T + near @ rbf.T)
         return np.stack(found, axis=2)
-
-    def variances(self, z: np.ndarray) -> np.ndarray:
-        """Variances `v` of the locations at points `(k, D)`, `(k, n)`."""
-        return np.mean(np.square(self.at(z)), axis=1)

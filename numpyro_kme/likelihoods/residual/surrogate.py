@@ -16,7 +16,6 @@ from numpyro_kme._core.host import in_present_precision, on_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
-from numpyro_kme.likelihoods.locations import Locations
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualDensity
 from numpyro_kme.likelihoods.residual.evaluation import ResidualAt, Standardised
@@ -29,9 +28,6 @@ from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTran
 
 SHOWN = 8
 """So many statistics are listed by number."""
-BEYOND = 1.25
-"""Residuals beyond so many times the simulated ones are in tails that no simulation shows: one normal residual in ten
-thousand, where 300 were simulated."""
 
 
 @register
@@ -227,14 +223,6 @@ class ResidualSurrogate(Surrogate):
     def _both(self) -> RidgeFunctions:
         return RidgeFunctions.together([self.location, self.log_scale])
 
-    def locations(self, y: Any, z: np.ndarray) -> Locations | None:
-        """As `Surrogate.locations`; the same for all observations."""
-        if self.location_errors is None:
-            return None
-        z = self.region.nearest(np.asarray(z, np.float64), np)
-        precision = np.exp(-2.0 * self.log_scale.on_host(z))
-        return Locations(self.location.slopes(z), precision, self.location_errors.variances(z))
-
     def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
         r"""As `Surrogate.location_changes`: $\sum_i u_i / \sigma_i(z) \, \delta_{is}(z)$ of normal residuals `u`."""
         if self.location_errors is None:
@@ -244,17 +232,6 @@ class ResidualSurrogate(Surrogate):
         found = self.standardised(self._at(np.asarray(y, np.float64), np).standard, np.asarray(z, np.float64), np)
         score = found.residuals * np.exp(-self.log_scale.on_host(found.z))
         return np.einsum("kn,ksn->ks", score, self.location_errors.at(found.z))
-
-    def beyond_residuals(self, y: Any, z: np.ndarray) -> np.ndarray:
-        """As `Surrogate.beyond_residuals`: a residual beyond `BEYOND` times the held-out ones, in one statistic."""
-        if self.residuals is None:
-            return np.zeros(len(z), bool)
-        if self.transform.lacks(y):
-            return self.marginal(~np.isnan(y)).beyond_residuals(y, z)
-        standard, z = self._at(np.asarray(y, np.float64), np).standard, np.asarray(z, np.float64)
-        u = self.standardised(standard, z, np).residuals
-        held_out = BEYOND * np.asarray(self.residuals)
-        return np.any((u < held_out.min(axis=0)) | (u > held_out.max(axis=0)), axis=-1)
 
     def dependence(self) -> np.ndarray:
         """Information of all statistics about each coordinate, `(D,)`."""
