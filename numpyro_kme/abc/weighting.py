@@ -18,9 +18,6 @@ from numpyro_kme.samplers.importance import effective_size
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
 
-LEAST_DEVIATION = 0.2
-"""Least standard deviation under signed weights, relative to that under their positive part."""
-
 LEAST_EFFECTIVE_SIZE = 10.0
 """Weights with a smaller effective sample size are no posterior."""
 
@@ -192,8 +189,8 @@ class RegressionAdjustment:
     Args:
         adjusted: $t^*$, `(m, p)`.
         shift: By how much it moves the weighted mean, `(p,)`.
-        scale: Standard deviation under the weights, before, `(p,)`; at least a fifth of that under their positive part,
-            since signed weights can give a variance of any sign.
+        scale: Standard deviation under the weights, before, or under their positive part where signed weights give a
+            negative variance, `(p,)`.
         residual: That of what the regression leaves, each point left out in turn, `(p,)`.
         error: Standard error of the shift, `(p,)`: that of a prediction by as many points as the effective sample size.
         distance: Squared Mahalanobis distance of $s(y)$ from the statistics under the positive part of the weights; of
@@ -256,8 +253,8 @@ class RegressionAdjustment:
 
 
 def deviations(t: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Standard deviations of `t` `(m, p)` under weights with a sum of one, `(p,)`; at least `LEAST_DEVIATION` of those
-    under their positive part, since weights of both signs can give a variance of any sign."""
+    """Standard deviations of `t` `(m, p)` under weights with a sum of one, or under their positive part where weights
+    of both signs give a negative variance, `(p,)`."""
     positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
-    least = LEAST_DEVIATION**2 * positive @ np.square(t - positive @ t)
-    return np.sqrt(np.maximum(weights @ np.square(t - weights @ t), np.maximum(least, 1e-16)))
+    variance = weights @ np.square(t - weights @ t)
+    return np.sqrt(np.where(variance > 0, variance, positive @ np.square(t - positive @ t)))

@@ -15,7 +15,8 @@ from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.regression_abc import DistributionRegressionABC, KernelABC
 from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines.simulation_engine import SimulationEngine
-from numpyro_kme.engines.weighting import SignedWeights, WeightedPosterior, Weighting, WeightingMethod
+from numpyro_kme.engines.weighted_posterior import WeightedPosterior
+from numpyro_kme.engines.weighting import SignedWeights, Weighting, WeightingMethod
 
 __all__ = ["KELFI", "FromPosterior", "FromVariance", "PosteriorBootstrap", "Proposal", "cite"]
 __all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]

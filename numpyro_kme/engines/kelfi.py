@@ -7,11 +7,11 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.engines import rounds
 from numpyro_kme.engines.base import check_positive, observed_anew
-from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, form_of, statistics_of
+from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, form_of, prior_measure, statistics_of
 from numpyro_kme.engines.learnt_model import joint_values
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, observation, observations
 from numpyro_kme.engines.posteriors import Trained
@@ -20,11 +20,13 @@ from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.engines.simulation_engine import SimulationEngine
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.base import FEWEST, Statistics
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
+from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import SimulatedMissing
 
@@ -227,7 +229,16 @@ class KELFI(SimulationEngine):
         return self._finished(fit_key, learnt, posterior, amortised=not learnt.simulations.proposed)
 
     def _fit(self, rng_key, problem, simulations):
-        return LearntLikelihoods.fit(rng_key, self._settings(), problem, simulations)
+        learnt = LearntLikelihoods(self._settings(), problem, simulations, {}, {}, ((len(simulations), np.inf),))
+        likelihoods, measures = {}, {}
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            for site in problem.observations:
+                theta, x, form, seen = learnt.training(rng_key, problem, site)
+                coordinates = Coordinates.from_simulations(rng_key, problem, site, simulations).covering(theta)
+                measures[site] = prior_measure(rng_key, problem, site, coordinates)
+                how = {"coordinates": coordinates, "measure": measures[site], **seen}
+                likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
+        return replace(learnt, likelihoods=likelihoods, measures=measures)
 
     def _draws_to_propose(self, rng_key, learnt: LearntLikelihoods, posterior: LearntPosterior):
         """Draws from the posterior, with the likelihood to the power of the proposal.

@@ -16,7 +16,7 @@ from numpyro_kme.engines.base import check_positive
 from numpyro_kme.engines.posterior import Posterior, missing_entries
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.simulation_engine import SimulationEngine, check_kernel, of_model
-from numpyro_kme.engines.weighting import vector_maps
+from numpyro_kme.engines.weighted_posterior import vector_maps
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import TOLERANCE

@@ -71,27 +71,12 @@ class LearntLikelihoods(Recomputed):
     half: Mapping[str, FittedLikelihood] = field(default_factory=dict)
     amortised: bool = True
 
-    @classmethod
-    def fit(cls, rng_key: jax.Array, engine: Any, problem: Problem, simulations: Simulations) -> "LearntLikelihoods":
-        """Learn from all simulations, by the settings of an engine."""
-        learnt = cls(engine, problem, simulations, {}, {}, ((len(simulations), np.inf),))
-        likelihoods: dict[str, FittedLikelihood] = {}
-        measures: dict[str, Measure] = {}
-        with progress.phase(f"learning from {len(simulations)} simulations", engine.progress_bar):
-            for site in problem.observations:
-                theta, x, form, seen = learnt._training(rng_key, problem, site)
-                coordinates = Coordinates.from_simulations(rng_key, problem, site, simulations).covering(theta)
-                measures[site] = _measure(rng_key, problem, site, coordinates)
-                how = {"coordinates": coordinates, "measure": measures[site], **seen}
-                likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
-        return replace(learnt, likelihoods=likelihoods, measures=measures)
-
     def with_half(self, rng_key: jax.Array, problem: Problem) -> "LearntLikelihoods":
         """Learn from half of the simulations, too."""
         half = {}
         with progress.phase("learning again from half of the simulations", self.engine.progress_bar):
             for site, fitted in self.likelihoods.items():
-                theta, x, _, seen = self._training(rng_key, problem, site)
+                theta, x, _, seen = self.training(rng_key, problem, site)
                 how = {"coordinates": fitted.coordinates, "measure": self.measures[site], **seen}
                 half[site] = _of_half(fitted, theta, x, how)
         return replace(self, half={site: found for site, found in half.items() if found is not None})
@@ -170,7 +155,7 @@ class LearntLikelihoods(Recomputed):
             "is.",
         )
 
-    def _training(
+    def training(
         self, rng_key: jax.Array, problem: Problem, site: str
     ) -> tuple[np.ndarray, np.ndarray, Form | None, dict[str, Any]]:
         """Arguments and outputs of the calls that the likelihood of a site is learnt from, its form, and what was
@@ -186,7 +171,7 @@ class LearntLikelihoods(Recomputed):
         return theta, x, form, {"y": seen, "names": found.simulator.labels}
 
 
-def _measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
+def prior_measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
     """Distribution of the coordinates under the prior."""
     if coordinates.exact:
         return NormalMixture(*coordinates.mixture)

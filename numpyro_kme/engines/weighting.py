@@ -1,8 +1,7 @@
 """Posteriors that are weightings of simulations: a strategy gives the weights, the rest is the same for all."""
 
 import abc
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -13,33 +12,24 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen, numbers, shown
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.programs import Recomputed
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import (
-    LEAST_DEVIATION,
     LEAST_EFFECTIVE_SIZE,
     RegressionAdjustment,
     deviations,
     effective_sample_size,
     with_unit_sum,
 )
-from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
-from numpyro_kme.embeddings.means import MeanEmbedding
-from numpyro_kme.engines.posterior import Posterior, groups, missing_entries, problem_of, varies, with_present_data
+from numpyro_kme.engines.posterior import groups, missing_entries, varies, with_present_data
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
-from numpyro_kme.kernels import Gaussian, Polynomial, by_numpy
+from numpyro_kme.engines.weighted_posterior import WeightedPosterior, columns, herded, vector_maps
+from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.kernels.regression import DistributionRegression
-from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.samplers.importance import systematic_shuffled
-
-QUADRATIC = 0.01
-"""Weight of a quadratic kernel in herding: with more of it draws follow the noise of a covariance under signed weights
-(`python -m benchmarks verdict`)."""
 
 SHIFT, ERRORS, LEFT, MOST = 0.25, 2.0, 0.78, 1.7
 """A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
@@ -195,86 +185,6 @@ class SignedWeights(WeightingMethod):
         return squared_distances(self.fitted.right.kernel, x, y)
 
 
-@shown
-@saveable
-@dataclass(frozen=True, kw_only=True)
-class WeightedPosterior(Posterior):
-    """A posterior that is a weighting of simulations from the prior.
-
-    Attributes:
-        sites: Latents and deterministics of the simulations, `{site: (m, *shape)}`; where a regression adjusted them,
-            as it moved them.
-        weights: `(m,)`, with a sum of one; some methods give weights of both signs.
-        z: Coordinates of the simulations, `(m, D)`.
-        coordinates: Coordinates of the simulator's arguments.
-    """
-
-    problem: Problem
-    sites: Mapping[str, np.ndarray]
-    weights: np.ndarray
-    z: np.ndarray
-    coordinates: Coordinates
-
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """The weighted set: every simulation's latents `{site: (m, *shape)}`, and under `"weight"` weights that sum to
-        one.
-
-        Some methods give weights of both signs.
-        """
-        return {**self.sites, "weight": self.weights}
-
-    def expectation(self, function: Callable[[Mapping[str, np.ndarray]], Any]) -> np.ndarray:
-        """Posterior expectation by the weights, `sum_i w_i f(theta_i)`; more exact than an average of `get_samples`.
-
-        Args:
-            function: Maps `{site: (m, *shape)}`, all simulations at once, to `(m, *event)`.
-        Returns:
-            `(*event)`.
-        """
-        values = np.asarray(function(self.sites))
-        checks.require(
-            values.shape[:1] == self.weights.shape,
-            f"`function` must give {len(self.weights)} rows, one for each simulation; it gave shape {values.shape}.",
-        )
-        return np.tensordot(self.weights, values, axes=1)
-
-    def mode(self) -> dict[str, np.ndarray]:
-        """Point estimate, `{site: (*shape)}`: the mode of the posterior embedding (its pre-image), the weights smoothed
-        by a Gaussian kernel in coordinates.
-
-        The kernel is as wide as the posterior in each coordinate. Where the simulator's
-        arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
-        of all latents, mapped to vectors without constraints. Where all latents are discrete it is the value that has
-        the largest weight.
-        """
-        problem = problem_of(self)
-        latents = {name: self.sites[name] for name in problem.latents}
-        checks.require(
-            len(problem.discrete) in (0, len(latents)),
-            f"The mode of the embedding is a point between simulations, and {list(problem.discrete)} are discrete. Use "
-            "`get_weights` or the draws.",
-        )
-        if problem.discrete:
-            _, first, group = np.unique(columns(latents), axis=0, return_index=True, return_inverse=True)
-            best = first[np.argmax(np.bincount(group.ravel(), self.weights))]
-            return {name: np.asarray(value[best]) for name, value in latents.items()}
-        to_vectors, latents_at = vector_maps(problem, self.coordinates)
-        z = to_vectors(self.z, latents)
-        found = MeanEmbedding(Gaussian(deviations(z, self.weights)), z, self.weights).mode()
-        return {name: np.asarray(value[0]) for name, value in latents_at(found[None]).items()}
-
-    def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
-        """Super-samples: simulations chosen by kernel herding of the embedded posterior, in the order in which it
-        finds them.
-
-        The key decides nothing: candidates are the simulations.
-        """
-        checks.key(rng_key)
-        checks.whole("num_samples", num_samples, 1)
-        chosen = herded(self.z, self.weights, num_samples)
-        return self._super_samples({name: value[chosen] for name, value in self.sites.items()})
-
-
 def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: float) -> float:
     """The power of ten with which coordinates and their squares are predicted best by kernel ridge regression, each
     simulation without itself."""
@@ -301,21 +211,6 @@ def normalised(weights: np.ndarray, name: str, advice: str) -> tuple[np.ndarray,
         checks.EffectiveSampleSizeError,
     )
     return weights, effective
-
-
-def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
-    """Rows that follow weights of any sign: means by a linear kernel, the rest by a Gaussian and a bit of a quadratic.
-
-    By a Gaussian kernel alone draws would follow the positive part of signed weights in more than two dimensions. A
-    covariance that no distribution has is replaced by the nearest one that is positive definite.
-    """
-    u = (z - weights @ z) / deviations(z, weights)
-    values, axes = np.linalg.eigh(u.T @ (weights[:, None] * u))
-    second = 1.0 + np.square(u @ axes) @ np.maximum(values, LEAST_DEVIATION**2)
-    gaussian = Gaussian(1.0 / 3.0)
-    targets = MeanEmbedding(gaussian, u, weights).on_host(u) + 1.0 + QUADRATIC * second
-    kernel = gaussian + Polynomial(1) + QUADRATIC * Polynomial(2)
-    return np.asarray(herd(kernel, targets, u, num_samples))
 
 
 def adjusted(
@@ -390,18 +285,3 @@ def warn_of_negative_variances(names: tuple[str, ...], z: np.ndarray, weights: n
             f"Under the signed weights the variance of {', '.join(negative)} is negative: means may be right, and "
             "nothing finer. Use more simulations, or another regularisation.",
         )
-
-
-def columns(latents: Mapping[str, Any]) -> np.ndarray:
-    """All numbers of latents `{site: (m, *shape)}`, `(m, k)`."""
-    return np.stack([np.asarray(one, np.float64) for one in numbers(latents).values()], axis=1)
-
-
-def vector_maps(problem: Problem, coordinates: Coordinates) -> tuple[Callable, Callable]:
-    """Maps of coordinates and latents `{site: (m, *shape)}` to vectors `(m, D)` without constraints that determine the
-    latents, and back from vectors to latents: coordinates are such vectors, or all latents without constraints."""
-    if coordinates.one_to_one:
-        return (lambda z, latents: z), coordinates.latents_table
-    first = {name: latent.value for name, latent in problem.latents.items()}
-    target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
-    return on_host(lambda z, latents: target.flatten_rows(latents)), on_host(target.constrain_rows)

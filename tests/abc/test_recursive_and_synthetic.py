@@ -193,7 +193,7 @@ def test_recursive_abc_begins_where_given_simulations_are(monkeypatch):
     assert engine.info["simulations"] == 100 and "simulations that failed" not in engine.info
     engine.simulations = replace(given, attempted=62, failures={"x: timeout": 2})
     engine.run(KEY, x=X)
-    assert engine.info["simulations"] == 102 and engine.info["simulations that failed"] == "2 x: timeout"
+    assert engine.info["simulations"] == 102 and "2 x: timeout" in engine.info["simulations that failed"]
     with pytest.raises(ValueError, match="were made by another model"):
         replace(engine, model=shares).run(KEY, x=X)
 
@@ -202,7 +202,7 @@ def test_recursive_abc_begins_where_given_simulations_are(monkeypatch):
     "x, settings, message",
     [
         (60.0, {}, "the weights of all 50 simulations are zero"),
-        (6.0, {}, r"the 50 points of an iteration have come together in 1\.\d places"),
+        (6.0, {}, r"the \d+ points of an iteration have come together in 1\.\d places"),
         (0.8, {"kernel": "gaussian"}, "`kernel` must be a kernel, such as Gaussian"),
         (0.8, {"num_iterations": 2.5}, "`num_iterations` must be a whole number; got 2.5"),
     ],

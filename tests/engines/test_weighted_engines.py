@@ -13,7 +13,8 @@ import numpyro_kme as kme
 from numpyro_kme._core.solves import ridges
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.engines import ReferenceTable, SignedWeights
-from numpyro_kme.engines.weighting import herded, squared_distances, warn_of_negative_variances
+from numpyro_kme.engines.weighted_posterior import herded
+from numpyro_kme.engines.weighting import squared_distances, warn_of_negative_variances
 from numpyro_kme.kernels import Linear
 from numpyro_kme.kernels.low_rank import LowRank
 
