@@ -52,8 +52,8 @@ class KELFI(SimulationEngine):
         form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out. `KernelMeans()` is the
             published form: closed forms, data kernels on data sets and time series, `learn_prior`,
             `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of data sets and series. For a simulator
-            of outputs of any length (`Simulator(ragged=True)`) how long they are is learnt, too, and the rest given
-            that (`likelihoods.Ragged`).
+            of outputs of any length (`Simulator(ragged=True)`) how long they are is a statistic too, and the others
+            are learnt given it.
         statistics: How summary statistics are learnt from the same simulations, for raw outputs such as series and
             images: `SemiAutomaticStatistics()`, or `SelectedStatistics()` among many; or a mapping from sites to these.
             Each round learns them again, from all simulations. When left out, outputs are the statistics.

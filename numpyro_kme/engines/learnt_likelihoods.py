@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,13 +19,12 @@ from numpyro_kme.engines.learnt_posterior import LearntPosterior, beyond_by_call
 from numpyro_kme.engines.posterior import groups, with_present_data
 from numpyro_kme.engines.reports import describe
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.ragged import require_any_length
+from numpyro_kme.kernels.ragged import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.likelihoods.summaries.base import OfStatistics, Statistics, StatisticsSurrogate
@@ -40,6 +39,9 @@ PRIOR_DRAWS = 4000
 
 FEWEST = 10
 """With a smaller effective number of draws two posteriors have too little in common to say how far they are apart."""
+
+ALIKE = 0.5
+"""Length scale of log lengths beside a data kernel of the published form: a factor of 1.6 is alike."""
 
 HALVED = 40
 """Of fewer simulations a half teaches too little to be compared with."""
@@ -219,8 +221,6 @@ def form_of(engine: Any, site: str, simulator: Simulator) -> Form | None:
         "and `statistics` are learnt from outputs of one length. Leave `missing` and `statistics` out, and pass "
         f"{kernels}series.",
     )
-    if isinstance(form, Ragged):
-        return form
     kernel = form.kernel if isinstance(form, KernelStatistics) else None
     kernel = form.data_kernel if isinstance(form, KernelMeans) else kernel
     checks.require(
@@ -231,7 +231,9 @@ def form_of(engine: Any, site: str, simulator: Simulator) -> Form | None:
     )
     if isinstance(kernel, Kernel):
         require_any_length(kernel)
-    return Ragged(cast(Form, form))
+    if isinstance(form, KernelMeans) and isinstance(kernel, Kernel) and not isinstance(kernel, WithLength):
+        return replace(form, data_kernel=WithLength(kernel, ALIKE))
+    return form
 
 
 def training_table(

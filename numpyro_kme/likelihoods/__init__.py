@@ -9,7 +9,6 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Learner, Tied
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
-from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.base import OfStatistics
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
@@ -31,7 +30,6 @@ __all__ = [
     "LowRankSolve",
     "MarginalLikelihood",
     "OfStatistics",
-    "Ragged",
     "ResidualKernelMeans",
     "SelectedStatistics",
     "SemiAutomaticStatistics",

@@ -290,13 +290,3 @@ class Form(abc.ABC):
             measure: The prior in coordinates, for objectives and reports that need one.
             y: The observation, for objectives that need it.
         """
-
-    def fit_given(self, z: np.ndarray, given: np.ndarray, x: Any) -> Surrogate:
-        """Learn the likelihood of outputs given numbers that are known, `(m, k)`: coordinates behind the others.
-
-        Args:
-            z: Coordinates of the simulations, `(m, D)`.
-            given: Standardised.
-            x: Outputs `(m, *event)`.
-        """
-        return self.fit(np.concatenate([z, given], axis=1), self.points(x))

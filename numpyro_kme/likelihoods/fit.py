@@ -11,8 +11,8 @@ from numpyro_kme._core.host import in_jax_types
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.ragged import Ragged
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.base import OfStatistics
@@ -50,7 +50,8 @@ def fit_likelihood(
         x.shape[:1] == theta.shape[:1],
         f"`theta` and `x` must have one row for each simulation; got shapes {theta.shape} and {x.shape}.",
     )
-    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded | Ragged) else x
+    ends = isinstance(form, KernelStatistics) or (isinstance(form, KernelMeans) and form.data_kernel is not None)
+    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded) or ends else x
     checks.sound("x", finite, "Leave out the simulations that failed.")
     checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")

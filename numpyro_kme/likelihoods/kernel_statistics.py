@@ -2,7 +2,8 @@ r"""The likelihood of statistics that kernel ridge regression learns from data s
 
 $s(y) = \bar z + k(y)^\top (K + m \lambda I)^{-1} (z - \bar z)$ predicts the coordinates of the parameters, and the
 likelihood of $s(y)$ is learnt in their place. The statistics of the simulations are predicted without themselves, in
-closed form, so that they err as that of the observation does.
+closed form, so that they err as that of the observation does. Where outputs are of any length, the logarithm of the
+length is a statistic before the others: the mean of 20 rows scatters three times as much as that of 200.
 """
 
 import math
@@ -15,6 +16,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.length_scales import KernelRule
+from numpyro_kme.kernels.ragged import lengths
 from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.likelihoods.base import Form, Surrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
@@ -51,45 +53,113 @@ class KernelStatistics(Form):
         return x
 
     def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
-        """As `Form.fit`."""
-        return self.fit_given(np.asarray(z), np.zeros((len(np.asarray(z)), 0)), x)
+        """As `Form.fit`, of outputs `(m, *event)`, which end before their last row where NaN stands behind them.
 
-    def fit_given(self, z, given, x) -> Surrogate:
-        """As `Form.fit_given`; the statistics predict `z` alone."""
+        Rows of `y` that are not whole, before its end, are left out of `x`, too. Where the outputs are of several
+        lengths, the logarithm of the length is a statistic before the others, which are learnt given it.
+        """
+        z, x = np.asarray(z), np.asarray(x, np.float64)
+        gaps = () if y is None or x.ndim < 2 else gaps_of(np.reshape(y, x.shape[1:]))
+        event_shape, x = x.shape[1:], without(x, gaps)
+        size = lengths(x) if x.ndim > 1 else np.ones(len(x), int)
+        rows = "row" if not gaps else f"row beside those that the observation lacks, {', '.join(map(str, gaps))}"
+        checks.require(
+            bool(size.all()), f"{int(np.sum(size == 0))} of the {len(x)} outputs have no {rows}. Leave them out."
+        )
         kernels = self.kernel.candidates(x, z) if isinstance(self.kernel, KernelRule) else [self.kernel]
         regression = DistributionRegression.fit_best(kernels, x, z, self.regularisation)
-        inner = self.form.fit_given(z, given, np.asarray(regression.held_out))
-        return KernelStatisticsSurrogate(regression, inner, np.shape(x)[1:])
+        ends, table = (int(size.min()), int(size.max())), np.asarray(regression.held_out)
+        table = table if ends[0] == ends[1] else np.concatenate([np.log(size)[:, None], table], axis=1)
+        return KernelStatisticsSurrogate(regression, self.form.fit(z, table), event_shape, ends, gaps)
+
+
+def gaps_of(y: np.ndarray) -> tuple[int, ...]:
+    """Rows of an output `(longest, *shape)` before its end that hold NaN."""
+    whole = ~np.isnan(y).reshape(len(y), -1).any(axis=1)
+    return tuple(np.flatnonzero(~whole[: int(lengths(y[None])[0])]).tolist())
+
+
+def without(x: np.ndarray, gaps: tuple[int, ...]) -> np.ndarray:
+    """Outputs `(n, longest, *shape)` without some of their rows."""
+    return np.delete(x, gaps, axis=1) if gaps else x
 
 
 @register
 class KernelStatisticsSurrogate(TransformedSurrogate):
-    """A learnt likelihood of statistics that are learnt, too.
+    """A learnt likelihood of statistics that are learnt, too, and of how long the outputs are.
 
     Attributes:
         regression: Predicts coordinates from outputs.
-        inner: The likelihood of such predictions.
-        event_shape: Of an output (static).
+        inner: The likelihood of such predictions, after the log length where that varies.
+        event_shape: Shape of an output (static).
+        ends: Lengths of the shortest and the longest simulation (static).
+        gaps: Rows that are left out of all outputs, since the observation lacks them (static).
     """
+
+    records = True
 
     regression: DistributionRegression
     inner: Surrogate
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
+    ends: tuple[int, int] = field(metadata=dict(static=True))
+    gaps: tuple[int, ...] = field(default=(), metadata=dict(static=True))
+
+    def marginal(self, seen, last=None):
+        """Return itself: NaN at the end is the end."""
+        return self
 
     def transformed(self, rows: np.ndarray) -> np.ndarray:
-        """Predictions `(R, D)`."""
+        """Log lengths where they vary, and predictions, `(R, k)`."""
+        x = self._outputs(rows)
+        found = self.regression.predict(x)
+        return found if self.ends[0] == self.ends[1] else np.concatenate([np.log(lengths(x))[:, None], found], axis=1)
+
+    def _outputs(self, rows: np.ndarray) -> np.ndarray:
+        """Outputs `(R, *event)` without the rows that are left out.
+
+        Raises:
+            ValueError: If one has another shape, no row, NaN before its end, or another length than all simulations.
+        Warns:
+            UserWarning: If one is shorter or longer than all simulations.
+        """
         checks.require(
             rows.shape[1] == math.prod(self.event_shape),
             f"An output must have the shape {self.event_shape} of the simulations; got {rows.shape[1]} numbers. Put "
             "rows of NaN behind a shorter one, `kernels.pad`.",
         )
-        return self.regression.predict(rows.reshape(-1, *self.event_shape))
+        x = without(rows.reshape(-1, *self.event_shape), self.gaps)
+        if not self.event_shape:
+            return x
+        size, (shortest, longest) = lengths(x), self.ends
+        checks.require(bool(size.all()), "The observation has no row: its first row is NaN, where an output ends.")
+        known = f"without the rows {list(self.gaps)}" if self.gaps else "from whole outputs"
+        for broken in (gaps_of(one) for one in x[np.isnan(x).reshape(len(x), -1).any(axis=1)]):
+            checks.require(
+                not broken,
+                f"The observation lacks numbers of its rows {list(broken)}, before its end, and the likelihood was "
+                f"learnt {known}. Learn it again with this observation: `run` the engine, or pass `y` to "
+                "fit_likelihood.",
+            )
+        outside = size[(size < shortest) | (size > longest)]
+        sentence = f"The observation has {outside[:1].sum()} rows, and the simulations have {shortest} to {longest}"
+        checks.require(
+            not len(outside) or shortest < longest,
+            f"{sentence}: nothing was learnt of other lengths. Let the simulator draw lengths around that.",
+        )
+        if len(outside):
+            checks.warn(f"{sentence}: the likelihood there rests on no simulation. Simulate lengths around that.")
+        return x
 
     def describe(self):
         """As `Surrogate.describe`."""
-        told = f"{len(self.regression.error)}, learnt by kernel ridge regression of the coordinates on the outputs"
+        shortest, longest = self.ends
+        told = f"{shortest} to {longest} in the simulations; a statistic before the others, which are learnt given it"
+        rows = ", ".join(map(str, self.gaps))
         return {
-            "statistics": told,
+            "statistics": f"{len(self.regression.error)}, learnt by kernel ridge regression of the coordinates on the "
+            "outputs",
+            **({"lengths": told} if shortest < longest else {}),
+            **({"rows left out": f"{rows}, which the observation lacks, of all simulations"} if self.gaps else {}),
             "leave-one-out error of the statistics": np.asarray(self.regression.error),
             **self.inner.describe(),
         }

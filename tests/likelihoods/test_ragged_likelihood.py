@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from numpyro_kme.kernels import EmpiricalMeasure, EmpiricalMeasureRule, Gaussian, lengths, pad
-from numpyro_kme.likelihoods import KernelMeans, KernelStatistics, Ragged, ResidualKernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme import fit_likelihood
+from numpyro_kme.kernels import EmpiricalMeasure, EmpiricalMeasureRule, Gaussian, WithLength, lengths, pad
+from numpyro_kme.likelihoods import KernelMeans, KernelStatistics
 
 SHORTEST, LONGEST = 10, 80
 GRID = np.linspace(-4.0, 4.0, 1601)[:, None]
@@ -44,7 +44,7 @@ def compared(surrogate, rng, n, values=(-1.0, -0.5, 0.0, 0.5, 1.0)):
 def learnt():
     rng = np.random.default_rng(3)
     z, x = simulated(rng, 400, lambda z: rng.integers(SHORTEST, LONGEST + 1, size=len(z)))
-    return Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z, x), z, x
+    return KernelStatistics(EmpiricalMeasureRule()).fit(z, x), z, x
 
 
 @pytest.mark.parametrize("n", [10, 30, 80])
@@ -52,14 +52,6 @@ def test_the_posterior_is_that_of_the_own_length(learnt, n):
     error, width = compared(learnt[0], np.random.default_rng(n), n)
     assert error < 0.5
     assert 0.75 < width < 1.35
-
-
-@pytest.mark.slow
-def test_without_the_length_it_is_an_average_over_lengths(learnt):
-    """What goes wrong where lengths are not looked at: the trap that the rest is for."""
-    surrogate = KernelStatistics(EmpiricalMeasureRule()).fit(learnt[1], learnt[2])
-    rng = np.random.default_rng(0)
-    assert compared(surrogate, rng, 10)[1] < 0.8 and compared(surrogate, rng, 80)[1] > 1.3
 
 
 def test_many_outputs_are_prepared_as_one_at_a_time(learnt):
@@ -78,7 +70,7 @@ def told():
     z = rng.normal(size=200)
     n = np.clip(np.round(20.0 * np.exp(0.5 * z + 0.2 * rng.normal(size=200))), 1, LONGEST).astype(int)
     x = np.stack([trials(rng, 0.0, k) for k in n])
-    return Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z[:, None], x)
+    return KernelStatistics(EmpiricalMeasureRule()).fit(z[:, None], x)
 
 
 def test_lengths_tell_of_the_parameter_where_it_decides_them(told):
@@ -90,42 +82,24 @@ def test_lengths_tell_of_the_parameter_where_it_decides_them(told):
 
 
 @pytest.mark.slow
-def test_kernel_means_are_evaluated_at_the_own_length(learnt):
+def test_kernel_means_compare_lengths_too(learnt):
     """The published form smooths all lengths by one epsilon: wider where data sets are long, but not an average."""
-    form = KernelMeans(data_kernel=EmpiricalMeasure(Gaussian(3.0), 0.1))
-    surrogate = Ragged(form).fit(learnt[1][:120], learnt[2][:120])
-    assert surrogate.dim == 1 and surrogate.inner.dim == 2
-    middle, width = posterior(surrogate, trials(np.random.default_rng(5), 0.4, 30))
+    form = KernelMeans(data_kernel=WithLength(EmpiricalMeasure(Gaussian(3.0), 0.1), 0.5))
+    fitted = fit_likelihood(learnt[1][:120], learnt[2][:120], form=form)
+    y = trials(np.random.default_rng(5), 0.4, 30)
+    middle, width = posterior(fitted, y)
     assert abs(middle - 0.4) < 0.4 and 0.5 < width * np.sqrt(31) < 3.0
 
 
-def test_one_length_is_what_the_form_gives(learnt):
+def test_one_length_has_no_statistic_of_it(learnt):
     _, z, x = learnt
     whole = np.nan_to_num(x[:40, :20])
-    ragged = Ragged(KernelStatistics(EmpiricalMeasureRule())).fit(z[:40], whole)
-    plain = KernelStatistics(EmpiricalMeasureRule()).fit(z[:40], whole)
-    np.testing.assert_array_equal(ragged.at(whole[0]).log_densities(GRID), plain.at(whole[0]).log_densities(GRID))
-    found = ragged.location_changes(whole[0], z[:5])
-    np.testing.assert_array_equal(found, plain.location_changes(whole[0], z[:5]))
-    assert found.any()
+    fitted = KernelStatistics(EmpiricalMeasureRule()).fit(z[:40], whole)
+    assert fitted.inner.transform.num_raw == 1 and "lengths" not in fitted.describe()
     with pytest.raises(ValueError, match="The observation has 7 rows, and the simulations have 20 to 20"):
-        ragged.at(pad(whole[0, :7], 20))
+        fitted.at(pad(whole[0, :7], 20))
     with pytest.raises(ValueError, match=r"must have the shape \(20,\) of the simulations; got 7 numbers"):
-        plain.at(whole[0, :7])
-
-
-def test_lengths_are_checked_while_jax_traces_what_was_learnt(rng):
-    z = rng.normal(size=(40, 1))
-    x = z + rng.normal(size=(40, 3))
-    known = Hyperparameters(Gaussian(1.0), Gaussian(np.ones(3)), np.array(0.01))
-    surrogate = Ragged(KernelMeans(hyperparameters=known)).fit(z, x)
-
-    def traced(y):
-        return jax.eval_shape(lambda learnt: learnt.at(y).log_density(z[0]), surrogate)
-
-    assert traced(x[0]).shape == ()
-    with pytest.raises(ValueError, match="The observation has 2 rows, and the simulations have 3 to 3"):
-        traced(pad(x[0, :2], 3))
+        fitted.at(whole[0, :7])
 
 
 def test_observations_that_say_nothing_or_lie_outside(learnt):
@@ -141,4 +115,5 @@ def test_observations_that_say_nothing_or_lie_outside(learnt):
     with pytest.warns(UserWarning, match=f"has 5 rows, and the simulations have {lengths(x).min()} to"):
         surrogate.at(pad(x[0, :5], LONGEST))
     with pytest.raises(ValueError, match="2 of the 20 outputs have no row"):
-        Ragged(ResidualKernelMeans()).fit(np.zeros((20, 1)), np.where(np.arange(20)[:, None] < 2, np.nan, x[:20]))
+        form = KernelStatistics(EmpiricalMeasureRule())
+        form.fit(np.zeros((20, 1)), np.where(np.arange(20)[:, None] < 2, np.nan, x[:20]))
