@@ -40,9 +40,6 @@ PRIOR_DRAWS = 4000
 FEWEST = 10
 """With a smaller effective number of draws two posteriors have too little in common to say how far they are apart."""
 
-ALIKE = 0.5
-"""Length scale of log lengths beside a data kernel of the published form: a factor of 1.6 is alike."""
-
 HALVED = 40
 """Of fewer simulations a half teaches too little to be compared with."""
 
@@ -231,8 +228,11 @@ def form_of(engine: Any, site: str, simulator: Simulator) -> Form | None:
     )
     if isinstance(kernel, Kernel):
         require_any_length(kernel)
-    if isinstance(form, KernelMeans) and isinstance(kernel, Kernel) and not isinstance(kernel, WithLength):
-        return replace(form, data_kernel=WithLength(kernel, ALIKE))
+    checks.require(
+        isinstance(form, KernelStatistics) or isinstance(kernel, WithLength),
+        f"The data kernel of site {site!r}, {type(kernel).__name__}, does not compare how long outputs are (ragged=True): "
+        "the posterior would be an average over lengths. Pass data_kernel=kernels.WithLength(kernel, 0.5).",
+    )
     return form
 
 

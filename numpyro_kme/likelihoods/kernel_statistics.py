@@ -127,18 +127,19 @@ class KernelStatisticsSurrogate(TransformedSurrogate):
             f"An output must have the shape {self.event_shape} of the simulations; got {rows.shape[1]} numbers. Put "
             "rows of NaN behind a shorter one, `kernels.pad`.",
         )
-        x = without(rows.reshape(-1, *self.event_shape), self.gaps)
+        whole = rows.reshape(-1, *self.event_shape)
         if not self.event_shape:
-            return x
+            return whole
+        x = without(whole, self.gaps)
         size, (shortest, longest) = lengths(x), self.ends
         checks.require(bool(size.all()), "The observation has no row: its first row is NaN, where an output ends.")
         known = f"without the rows {list(self.gaps)}" if self.gaps else "from whole outputs"
-        for broken in (gaps_of(one) for one in x[np.isnan(x).reshape(len(x), -1).any(axis=1)]):
+        for i in np.flatnonzero(np.isnan(x).reshape(len(x), -1).any(axis=1)):
             checks.require(
-                not broken,
-                f"The observation lacks numbers of its rows {list(broken)}, before its end, and the likelihood was "
-                f"learnt {known}. Learn it again with this observation: `run` the engine, or pass `y` to "
-                "fit_likelihood.",
+                not gaps_of(x[i]),
+                f"The observation lacks numbers of its rows {list(gaps_of(whole[i]))}, before its end, and the "
+                f"likelihood was learnt {known}. Learn it again with this observation: `run` the engine, or pass `y` "
+                "to fit_likelihood.",
             )
         outside = size[(size < shortest) | (size > longest)]
         sentence = f"The observation has {outside[:1].sum()} rows, and the simulations have {shortest} to {longest}"

@@ -8,14 +8,15 @@ import pytest
 import scipy
 
 from numpyro_kme import KELFI, KernelABC, KernelMeans, Simulator
-from numpyro_kme.kernels import Gaussian, GaussianProcessPath, lengths, pad
+from numpyro_kme.kernels import Gaussian, GaussianProcessPath, WithLength, lengths, pad
 from numpyro_kme.likelihoods import KernelStatistics
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.likelihoods.published.learning import Learner
 
 LONGEST, NOISE = 10, 0.3
 KERNEL = GaussianProcessPath(1.0 * Gaussian(2.0), 0.25)
-BETA, RIDGE = np.array([0.3, 3.0]), 0.05
+LENGTHS = WithLength(KERNEL, 0.5)
+BETA, RIDGE = np.array([0.3]), 0.05
 
 
 def path(rng, amplitude, n):
@@ -44,8 +45,8 @@ OBSERVED = path(np.random.default_rng(1), 0.7, 8)
 @pytest.fixture(scope="module")
 def kelfi():
     """Hyperparameters about as they are learnt; learning takes a minute."""
-    known = Hyperparameters(Gaussian(BETA), KERNEL, np.array(RIDGE))
-    engine = KELFI(model, 500, form=KernelMeans(data_kernel=KERNEL, hyperparameters=known), progress_bar=False)
+    known = Hyperparameters(Gaussian(BETA), LENGTHS, np.array(RIDGE))
+    engine = KELFI(model, 500, form=KernelMeans(data_kernel=LENGTHS, hyperparameters=known), progress_bar=False)
     engine.run(jax.random.key(0), x=OBSERVED)
     return engine
 
@@ -72,18 +73,17 @@ def log_kernel(y, x):
 
 
 def test_likelihood_against_normal_densities_and_a_solve(kelfi):
-    """`kappa(y)' (L + m lam I)^-1 l(z)` of the paths alone, times the likelihood of the length."""
+    """`kappa(y)' (L + m lam I)^-1 l(z)`, with a kernel on log lengths beside that on paths."""
     learnt = kelfi.likelihoods["x"].surrogate
     x = [row[:n] for row, n in zip(*(f(kelfi.posterior.simulations.x["x"]) for f in (np.asarray, lengths)))]
-    z, y = np.asarray(learnt.inner.z), path(np.random.default_rng(5), -0.4, 6)
-    kappa = np.array([log_kernel(y, one) for one in x])
+    z, y = np.asarray(learnt.z), path(np.random.default_rng(5), -0.4, 6)
+    kappa = np.array([log_kernel(y, one) - 2.0 * np.log(len(one) / 6) ** 2 for one in x])
     gram = np.exp(-0.5 * scipy.spatial.distance.cdist(z / BETA, z / BETA, "sqeuclidean"))
-    place = (np.log(6) - learnt.centre) / learnt.scale
-    at, given = learnt.at(pad(y, LONGEST)), np.array([[-0.4, place], [0.3, place]])
+    at, given = learnt.at(learnt.point(pad(y, LONGEST))), np.array([[-0.4], [0.3]])
     near = np.exp(-0.5 * scipy.spatial.distance.cdist(z / BETA, given / BETA, "sqeuclidean"))
     weights = np.linalg.solve(gram + len(z) * RIDGE * np.eye(len(z)), np.exp(kappa - kappa.max()))
     expected = weights @ near
-    sign, log_size = zip(*(at.inner.signed_log(row) for row in given))
+    sign, log_size = zip(*(at.signed_log(row) for row in given))
     np.testing.assert_array_equal(sign, np.sign(expected))
     np.testing.assert_allclose(log_size, kappa.max() + np.log(np.abs(expected)), atol=2e-3)
 
@@ -99,12 +99,17 @@ def test_many_paths_are_those_one_at_a_time(kelfi):
 
 @pytest.mark.slow
 def test_hyperparameters_are_learnt():
-    form = KernelMeans(data_kernel=KERNEL, learner=Learner(num_starts=1, max_steps=20))
+    form = KernelMeans(data_kernel=LENGTHS, learner=Learner(num_starts=1, max_steps=20))
     engine = KELFI(model, 60, form=form, progress_bar=False)
     engine.run(jax.random.key(0), x=OBSERVED)
     mean, deviation = exact(OBSERVED)
     draws = engine.get_samples()["amplitude"]
     assert abs(draws.mean() - mean) < 1.5 * deviation and 0.6 < draws.std() / deviation < 3.0
+
+
+def test_a_kernel_that_does_not_see_lengths_is_refused():
+    with pytest.raises(ValueError, match="does not compare how long outputs are"):
+        KELFI(model, 60, form=KernelMeans(data_kernel=KERNEL), progress_bar=False).run(jax.random.key(0), x=OBSERVED)
 
 
 @pytest.mark.parametrize("kernel", [KERNEL, 2.0 * KERNEL], ids=["path", "scaled"])
