@@ -230,8 +230,9 @@ def form_of(engine: Any, site: str, simulator: Simulator) -> Form | None:
         require_any_length(kernel)
     checks.require(
         isinstance(form, KernelStatistics) or isinstance(kernel, WithLength),
-        f"The data kernel of site {site!r}, {type(kernel).__name__}, does not compare how long outputs are (ragged=True): "
-        "the posterior would be an average over lengths. Pass data_kernel=kernels.WithLength(kernel, 0.5).",
+        f"The data kernel of site {site!r}, {type(kernel).__name__}, does not compare how long outputs are "
+        "(ragged=True): the posterior would be an average over lengths. Pass data_kernel=kernels.WithLength(kernel, "
+        "0.5).",
     )
     return form
 

@@ -139,8 +139,10 @@ class Surrogate(Recomputed, abc.ABC):
     `fit(z, x, ...) -> Surrogate`.
     """
 
-    records: ClassVar[bool] = False
-    """Whether NaN in an output is what the simulator gives, with a likelihood of its own, and not what is unknown."""
+    @property
+    def records(self) -> bool:
+        """Whether NaN in an output is what the simulator gives, and not what is unknown."""
+        return False
 
     def _card(self) -> Card:
         said = dict(self.describe())

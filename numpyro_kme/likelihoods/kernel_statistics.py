@@ -96,8 +96,6 @@ class KernelStatisticsSurrogate(TransformedSurrogate):
         gaps: Rows that are left out of all outputs, since the observation lacks them (static).
     """
 
-    records = True
-
     regression: DistributionRegression
     inner: Surrogate
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
@@ -107,6 +105,11 @@ class KernelStatisticsSurrogate(TransformedSurrogate):
     def marginal(self, seen, last=None):
         """Return itself: NaN at the end is the end."""
         return self
+
+    @property
+    def records(self) -> bool:
+        """As `Surrogate.records`."""
+        return True
 
     def transformed(self, rows: np.ndarray) -> np.ndarray:
         """Log lengths where they vary, and predictions, `(R, k)`."""

@@ -75,8 +75,6 @@ class RecordedSurrogate(TransformedSurrogate):
         partly: Entries that some simulations lack (static).
     """
 
-    records = True
-
     inner: Surrogate
     together: Array
     partly: tuple[int, ...] = field(metadata=dict(static=True))
@@ -86,6 +84,11 @@ class RecordedSurrogate(TransformedSurrogate):
         """Fraction of the simulations in which each of the entries is recorded, `(k,)`."""
         recorded, lost = np.split(np.diagonal(np.asarray(self.together)), 2)
         return recorded / (recorded + lost)
+
+    @property
+    def records(self) -> bool:
+        """As `Surrogate.records`."""
+        return True
 
     def transformed(self, rows: np.ndarray) -> np.ndarray:
         """Outputs `(R, n)`, NaN where nothing was recorded, and their indicators, `(R, n + k)`."""

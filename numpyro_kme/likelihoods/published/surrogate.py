@@ -15,6 +15,7 @@ from numpyro_kme._core.host import full_precision, in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.by_numpy import gaussian_gram
+from numpyro_kme.kernels.ragged import WithLength
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import KernelExpansion, LikelihoodAt, SignedLog, Surrogate, to_signed_log
 from numpyro_kme.likelihoods.extrapolation import warn_if_out_of_distribution
@@ -167,6 +168,15 @@ class KernelMeansSurrogate(Surrogate):
         usual = self.summary.log_nearest_quantile
         warn_if_out_of_distribution(self.transform, self.data, y, likelihood.log_nearest, usual)
         return likelihood
+
+    @property
+    def records(self) -> bool:
+        """As `Surrogate.records`: at the end of arrays whose lengths the data kernel compares."""
+        return isinstance(self.hyper.data_kernel, WithLength)
+
+    def marginal(self, seen, last=None):
+        """As `Surrogate.marginal`; itself where NaN is at the end alone, and says where that is."""
+        return self if self.records and np.all(seen[:-1] >= seen[1:]) else super().marginal(seen, last)
 
     def _marginal(self, seen, last):
         """In closed form: the Gaussian data kernel is a density in every statistic, and integrates to 1 in those that
