@@ -16,38 +16,6 @@ ENOUGH = 0.2
 Tree = TypeVar("Tree")
 
 
-def descend(
-    value_and_gradient: Callable[..., tuple[Any, Any]],
-    start: Tree,
-    bounds: tuple[Tree, Tree],
-    steps: int,
-    *args: Any,
-    curvature: Tree,
-    enough: float = ENOUGH,
-) -> Tree:
-    """Minimise `value_and_gradient(tree, *args)[0]` over a pytree of NumPy arrays, from `start`, in float64.
-
-    Args:
-        value_and_gradient: The gradient has the structure of `start`.
-        start: Where to begin; moved inside the bounds.
-        bounds: Lowest and highest values, of the same structure.
-        steps: Number of iterations.
-        *args: Further arguments.
-        curvature: Rough second derivative by each variable, positive, of the same structure: it gives the first steps
-            their length.
-        enough: See `ENOUGH`.
-    """
-
-    def one(trees, _):
-        found = value_and_gradient(jax.tree.map(lambda leaf: leaf[0], trees), *args)
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
-
-    inverses = 1.0 / ravel(curvature)
-    starts = jax.tree.map(lambda leaf: np.asarray(leaf)[None], start)
-    found, _ = descend_all(one, starts, bounds, steps, np.diag(inverses)[None], enough)
-    return jax.tree.map(lambda leaf: leaf[0], found)
-
-
 @on_host
 def descend_all(
     value_and_gradient: Callable[[Tree, np.ndarray], tuple[Any, Tree]],

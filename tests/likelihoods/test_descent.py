@@ -8,7 +8,7 @@ import pytest
 from scipy import optimize
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.descent import descend, descend_all, ravel
+from numpyro_kme.likelihoods.descent import ENOUGH, descend_all, ravel
 
 
 @register
@@ -21,6 +21,18 @@ class Point:
 
 def at(a, b):
     return Point(np.asarray(a, float), np.asarray(b, float))
+
+
+def descend(loss, start, bounds, steps, *args, curvature, enough=ENOUGH):
+    """One function alone, from about known curvatures."""
+
+    def one(trees, _):
+        found = loss(jax.tree.map(lambda leaf: leaf[0], trees), *args)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
+
+    starts = jax.tree.map(lambda leaf: np.asarray(leaf)[None], start)
+    found, _ = descend_all(one, starts, bounds, steps, np.diag(1.0 / ravel(curvature))[None], enough)
+    return jax.tree.map(lambda leaf: leaf[0], found)
 
 
 LOW, HIGH = at([-2.0, -2.0], -1.0), at([3.0, 3.0], 4.0)
