@@ -59,7 +59,9 @@ def changed(places, factor):
     """Multiply a number, or all of several, in all its places, whole ones rounded and at least 1; returns what undoes
     it."""
     before = places[0][0][places[0][1]]
-    value = tuple(_times(one, factor) for one in before) if isinstance(before, tuple) else _times(before, factor)
+    several = isinstance(before, tuple)
+    value = tuple(_times(one, factor) for one in before) if several else _times(before, factor)
+    value = type(before)(*value) if several and type(before) is not tuple else value
     for namespace, key in places:
         namespace[key] = value
     return lambda: [namespace.__setitem__(key, before) for namespace, key in places]
