@@ -104,24 +104,6 @@ class TestGateway:
             on_host(lambda: 1 / 0)()
         assert jnp.ones(()).dtype == np.float32
 
-    def test_inside_another_it_is_a_call(self):
-        seen = []
-
-        @on_host
-        def inner(a):
-            seen.append(a)
-            return jnp.asarray(a) + 1
-
-        @on_host
-        def outer(a):
-            single = a.astype(np.float32)
-            assert type(inner(single)) is np.ndarray
-            assert seen[0] is single
-            return jax.jit(lambda t: t + inner(single)[0])(jnp.ones(()))
-
-        assert outer(np.zeros(2)) == 2.0
-        assert seen[1] is not seen[0] and seen[1].dtype == np.float64
-
     def test_while_jax_traces_it_works_at_once_on_concrete_arguments(self):
         found = []
 
@@ -497,9 +479,7 @@ KEYED = {
     "simulation_keys": lambda key: simulation_keys(model, rng_key=key),
     "Normal.sample": lambda key: kme.embeddings.measures.standard_normal(2).sample(key, 3),
     "Points.sample": lambda key: kme.embeddings.measures.Points(Z).sample(key, 3),
-    "condition": lambda key: kme.KELFI(model).condition(key, x=OBSERVED),
     "refine": lambda key: kme.KELFI(model).refine(key, {"b": Z}),
-    "RejectionABC.condition": lambda key: kme.RejectionABC(model).condition(key, x=OBSERVED),
     "SyntheticLikelihood": lambda key: kme.SyntheticLikelihood(shift, jnp.zeros(2), num_simulations=100, rng_key=key),
 }
 

@@ -1,8 +1,8 @@
-"""The one gateway for arithmetic on the host: copies in, 64 bits inside, NumPy out, whatever JAX is doing around it.
+"""Arithmetic on the host: float64 NumPy in and out, whatever JAX is doing around it.
 
 What is factorised or searched is computed in float64, whatever the session's precision, because the relative error of
-`(K + m lam I)^-1 b` is about 1e-16 / lam there and 1e-7 / lam in float32. Nothing else in the package switches
-precision.
+`(K + m lam I)^-1 b` is about 1e-16 / lam there and 1e-7 / lam in float32. What a user wrote runs in the session's
+precision. Nothing else in the package switches precision than `on_host`, for formulas that JAX differentiates.
 """
 
 import inspect
@@ -27,14 +27,12 @@ _session: ContextVar[bool | None] = ContextVar("session", default=None)
 """Inside the gateway, whether the session has 64 bits; None outside."""
 
 
-def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
-    """`function` on the host: evaluated at once in float64, on copies of its arrays, with NumPy results; a decorator
-    too.
+def numpy_function(function: Callable[Given, Any]) -> Callable[Given, Any]:
+    """`function` on the host: called at once, with its floating-point arrays in float64, other arrays as NumPy's, and
+    keys and everything else as they are, and with NumPy arrays as results; a decorator too.
 
-    Floating-point arrays of the arguments become float64, other arrays keep their type, keys and everything else stay
-    as they are. Copies, because JAX remembers what it made of an array in the session's precision. Inside another such
-    function this one is called as it stands. While JAX traces something around it, it is evaluated all the same, on
-    arguments that are concrete, in a thread of its own: a thread has its own trace and its own precision.
+    While JAX traces something around it, it is called all the same, with arguments that are concrete, in a thread of
+    its own: a thread has its own trace.
 
     Raises:
         TypeError: If an argument is traced.
@@ -42,15 +40,30 @@ def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Any:
-        if _session.get() is not None and jax.enable_x64.value and nothing_is_traced():
-            return to_host(function(*args, **kwargs))
         if not checks.is_concrete((args, kwargs)):
             checks.concrete(**inspect.signature(function).bind(*args, **kwargs).arguments)
-        args, kwargs = jax.tree.map(_own, (args, kwargs))
-        session = jax.enable_x64.value if _session.get() is None else _session.get()
-        return in_precision(partial(_run, function, args, kwargs, session), True)
+        args, kwargs = jax.tree.map(_float64, (args, kwargs))
+        return to_host(at_once(partial(function, *args, **kwargs)))
 
     return call
+
+
+def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
+    """`numpy_function` for a formula of this package that JAX evaluates: in 64 bits, on copies of its arrays, since JAX
+    remembers what it made of an array. Nothing that a user wrote runs in it (`in_session`)."""
+
+    @wraps(function)
+    def formula(*args: Given.args, **kwargs: Given.kwargs) -> Any:
+        given = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, (args, kwargs))
+        session = jax.enable_x64.value if _session.get() is None else _session.get()
+
+        def run():
+            with setting(_session, session):
+                return to_host(function(*given[0], **given[1]))
+
+        return in_precision(run, True)
+
+    return numpy_function(formula)
 
 
 def in_session(function: Callable[Given, Found]) -> Callable[Given, Found]:
@@ -118,11 +131,6 @@ def native(value: np.ndarray) -> np.ndarray:
     return value.astype(np.float64 if lacking else known, copy=False)
 
 
-def _run(function, args, kwargs, session):
-    with setting(_session, session):
-        return to_host(function(*args, **kwargs))
-
-
 def in_precision(run: Callable[[], Found], x64: bool) -> Found:
     """`run()` in a precision, in a thread of its own if JAX is tracing here.
 
@@ -163,10 +171,10 @@ def _is_numbers(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "biufc" or leaf.dtype == jnp.bfloat16)
 
 
-def _own(leaf: Any) -> Any:
+def _float64(leaf: Any) -> Any:
     if not _is_array(leaf):
         return leaf
-    return np.array(leaf, np.float64 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
+    return np.asarray(leaf, np.float64 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
 
 
 def to_host(tree: Any) -> Any:

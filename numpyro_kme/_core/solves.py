@@ -16,7 +16,6 @@ from jax.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
 
 Array = jax.Array | np.ndarray
 """An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
@@ -137,7 +136,11 @@ def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
     Raises:
         numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
     """
-    factor = on_host(jnp.linalg.cholesky)(np.asarray(matrix))
+    checks.concrete(matrix=matrix)
+    try:
+        factor = np.linalg.cholesky(np.asarray(matrix, np.float64))
+    except np.linalg.LinAlgError:
+        require_factorised(False, what)
     require_factorised(bool(np.isfinite(factor).all()), what)
     return factor
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from numpyro_kme._core.host import keep_freed_memory, on_host
+from numpyro_kme._core.host import keep_freed_memory, numpy_function
 from numpyro_kme._core.solves import one_blas_thread
 
 LONG = 0.2
@@ -18,10 +18,10 @@ def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
     """`[function(item) for item in items]` on the host, by a thread for each processor where one item takes `LONG`.
 
     Args:
-        function: A function of NumPy arrays and settings, evaluated as `on_host` does.
+        function: A function of NumPy arrays and settings, evaluated as `numpy_function` does.
         items: Its arguments, one for each call.
     """
-    items, run = list(items), on_host(function)
+    items, run = list(items), numpy_function(function)
     begun = time.perf_counter()
     found = [run(item) for item in items[:1]]
     if len(items) < 3 or time.perf_counter() - begun < LONG:

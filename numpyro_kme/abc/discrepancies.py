@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import in_session, on_host
+from numpyro_kme._core.host import in_session, numpy_function, on_host
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
@@ -20,7 +20,7 @@ from numpyro_kme.losses.mmd import MMD
 Discrepancy = Callable[[Any, Any], Any]
 
 
-@on_host
+@numpy_function
 def discrepancies_to(
     observed: Any, simulated: Any, discrepancy: Estimator | Loss | Discrepancy, *, ragged: bool = False
 ) -> np.ndarray:
@@ -100,6 +100,7 @@ def _called(function, x, y):
         return np.stack([np.asarray(function(one, y), np.float64) for one in x])
 
 
+@on_host
 @jax.jit
 def _estimates(estimator, x, y):
     return jax.lax.map(lambda one: estimator(one, y), x)
@@ -184,7 +185,7 @@ def out_of_distribution_check(to_observation: ArrayLike, between: ArrayLike) -> 
     return OutOfDistributionCheck(nearest, threshold, 0.5 / k)
 
 
-@on_host
+@numpy_function
 def dissimilarities(estimator: Estimator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     r"""Minus the log of the cosine between mean embeddings of data sets `(k, n, d)` and `(s, n, d)`, `(s, k)`.
 
@@ -197,6 +198,7 @@ def dissimilarities(estimator: Estimator, x: np.ndarray, y: np.ndarray) -> np.nd
     return np.where(alike > least, 0.5 * (np.log(of_x) + np.log(of_y)[:, None]), 0.0) - np.log(alike)
 
 
+@on_host
 @jax.jit
 def _similarities(estimator, x, y):
     def own(sets):

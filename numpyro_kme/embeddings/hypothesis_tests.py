@@ -8,7 +8,8 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import full_precision, on_host
+from numpyro_kme._core.host import numpy_function, numpy_rng
+from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 KERNEL = "a kernel, such as Gaussian(length_scale)"
@@ -43,7 +44,7 @@ class PermutationTest(NamedTuple):
         )
 
 
-@on_host
+@numpy_function
 def mmd_test(
     rng_key: jax.Array, kernel: Kernel, x: PointSet, y: PointSet, *, num_permutations: int = 999
 ) -> PermutationTest:
@@ -69,26 +70,19 @@ def mmd_test(
         shapes[0] == shapes[1], f"Points of `x` and `y` must have one shape; got {shapes[0]} and {shapes[1]}."
     )
     joint = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), x, y)
-    first = jnp.concatenate([jnp.ones(n), jnp.zeros(m)])
-    keys = jax.random.split(rng_key, num_permutations)
-    value, null = _mmds(kernel, joint, first, keys)
-    return _result(value, null)
+    gram = by_numpy.gram(kernel, joint)
+    gram = gram - np.diag(np.diagonal(gram))
+    first = np.arange(n + m) < n
 
-
-@jax.jit
-@full_precision
-def _mmds(kernel, joint, first, keys):
-    gram = kernel.gram(joint)
-    gram = gram - jnp.diag(jnp.diagonal(gram))
-    n, m = jnp.sum(first), jnp.sum(1.0 - first)
-
-    def statistic(a):
-        b = 1.0 - a
+    def statistics(of_first):
+        """Of each column of `(n + m, k)`, which says what points are of the first sample: `(k,)`."""
+        a, b = of_first.astype(float), (~of_first).astype(float)
         of_a, of_b = gram @ a, gram @ b
-        return a @ of_a / (n * (n - 1.0)) + b @ of_b / (m * (m - 1.0)) - 2.0 * (a @ of_b) / (n * m)
+        own = np.sum(a * of_a, axis=0) / (n * (n - 1.0)) + np.sum(b * of_b, axis=0) / (m * (m - 1.0))
+        return own - 2.0 * np.sum(a * of_b, axis=0) / (n * m)
 
-    permuted = jax.lax.map(lambda key: statistic(jax.random.permutation(key, first)), keys, batch_size=64)
-    return statistic(first), permuted
+    rng, whole = numpy_rng(rng_key), np.tile(first[:, None], (1, num_permutations))
+    return _result(statistics(first[:, None])[0], statistics(rng.permuted(whole, axis=0)))
 
 
 def hsic(kernel_x: Kernel, kernel_y: Kernel, x: PointSet, y: PointSet) -> jax.Array:
@@ -108,7 +102,7 @@ def hsic(kernel_x: Kernel, kernel_y: Kernel, x: PointSet, y: PointSet) -> jax.Ar
     return value
 
 
-@on_host
+@numpy_function
 def hsic_test(
     rng_key: jax.Array, kernel_x: Kernel, kernel_y: Kernel, x: PointSet, y: PointSet, *, num_permutations: int = 999
 ) -> PermutationTest:
@@ -125,30 +119,18 @@ def hsic_test(
     checks.key(rng_key)
     _pairs(kernel_x, kernel_y, x, y)
     checks.whole("num_permutations", num_permutations, 1)
-    keys = jax.random.split(rng_key, num_permutations)
-    value, null = _hsics(kernel_x, kernel_y, x, y, keys)
-    return _result(value, null)
-
-
-@jax.jit
-@full_precision
-def _hsics(kernel_x, kernel_y, x, y, keys):
-    centred, gram = _centred(kernel_x.gram(x)), kernel_y.gram(y)
-
-    def permuted(key):
-        order = jax.random.permutation(key, len(gram))
-        return _hsic(centred, gram[order][:, order])
-
-    return _hsic(centred, gram), jax.lax.map(permuted, keys)
+    rng, centred, gram = numpy_rng(rng_key), _centred(by_numpy.gram(kernel_x, x)), by_numpy.gram(kernel_y, y)
+    orders = (rng.permutation(len(gram)) for _ in range(num_permutations))
+    return _result(_hsic(centred, gram), [_hsic(centred, gram[np.ix_(order, order)]) for order in orders])
 
 
 def _centred(gram):
-    rows = jnp.mean(gram, axis=0, keepdims=True)
-    return gram - rows - rows.T + jnp.mean(gram)
+    rows = gram.mean(axis=0, keepdims=True)
+    return gram - rows - rows.T + gram.mean()
 
 
 def _hsic(centred, gram):
-    return jnp.sum(centred * gram) / len(gram) ** 2
+    return (centred * gram).sum() / len(gram) ** 2
 
 
 def _pairs(kernel_x, kernel_y, x, y) -> None:

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from scipy.linalg import cho_solve
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import full_precision, on_host
+from numpyro_kme._core.host import full_precision, numpy_function
 from numpyro_kme.kernels import by_numpy, gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
@@ -47,7 +47,7 @@ class MeanEmbedding:
         checks.sound("t", t)
         return gram.matvec(self.kernel, t, self.points, jnp.asarray(self.weights))
 
-    @on_host
+    @numpy_function
     def on_host(self, t: PointSet) -> np.ndarray:
         """The same values in float64, `(r,)`."""
         checks.sound("t", t)
@@ -176,7 +176,7 @@ class ConditionalMeanEmbedding:
     regularisation: ArrayLike
 
     @classmethod
-    @on_host
+    @numpy_function
     def fit(cls, kernel: Kernel, inputs: PointSet, regularisation: float) -> "ConditionalMeanEmbedding":
         """Factorise `L + m lam I` on the host, in float64.
 

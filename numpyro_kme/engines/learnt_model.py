@@ -14,7 +14,7 @@ import scipy
 from scipy import special
 
 from numpyro_kme._core import checks, compat, solves
-from numpyro_kme._core.host import numpy_rng, on_host, to_host
+from numpyro_kme._core.host import numpy_function, numpy_rng, to_host
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme._core.saving import saveable
@@ -138,7 +138,7 @@ class LearntModel(Recomputed):
         return {name: prepared.brief() for name, prepared in self._prepared.items()}
 
 
-@on_host
+@numpy_function
 def in_coordinates(
     rng_key: jax.Array,
     site: str,
@@ -176,7 +176,7 @@ def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: fl
     return from_prior(temper_key, pick_key, model, prior, num_samples, power)
 
 
-@on_host
+@numpy_function
 def from_prior(
     temper_key: jax.Array,
     pick_key: jax.Array,
@@ -257,7 +257,7 @@ def joint_values(problem: Problem) -> dict[str, np.ndarray]:
     return {n: part.reshape(-1, *latents[n].value.shape).astype(latents[n].value.dtype) for n, part in parts}
 
 
-@on_host
+@numpy_function
 def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray) -> dict[str, Any]:
     """Maximise the posterior density of the latents by L-BFGS from the five best of the given draws."""
     best = np.argsort(log_posterior)[-5:]

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_function, on_host
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, standard_normal
@@ -109,7 +109,7 @@ class LearntPosterior(Posterior):
         sign, log_q = self.in_coordinates.signed_log_likelihood(self._coordinates_of(latents))
         return np.where(sign > 0, log_q, -np.inf)
 
-    @on_host
+    @numpy_function
     def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
         r"""Log of the learnt likelihood of each call of a simulator along a plate, $\log q(y_i \mid \theta)$, at each
         draw, and of each observation of the other likelihoods: for `arviz.loo` and `arviz.compare`.
@@ -154,7 +154,7 @@ class LearntPosterior(Posterior):
         sites = [beyond(problem_of(self), self.likelihoods, site, latents) for site in self.likelihoods]
         return np.any([found.reshape(len(found), -1).any(axis=1) for found in sites], axis=0)
 
-    @on_host
+    @numpy_function
     def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
         r"""Super-samples by kernel herding of the posterior's embedding, as a posterior.
 
@@ -183,7 +183,7 @@ class LearntPosterior(Posterior):
         """
         if self.learn_prior:
             coordinates = self.likelihoods[problem_of(self).site()].coordinates
-            return on_host(Coordinates.latents)(coordinates, self.in_coordinates.mode())
+            return numpy_function(Coordinates.latents)(coordinates, self.in_coordinates.mode())
         return learnt_model.mode(
             target(problem_of(self), self.likelihoods), self.drawn.latents, self.drawn.log_posterior
         )
@@ -238,20 +238,19 @@ class LearntPosterior(Posterior):
         shapes = {site: fitted[site].surrogate.statistics_shape(fitted[site].event_shape) for site in found}
         return measure, {site: f.reshape(shapes[site]) for site, (_, f) in found.items()}
 
-    @on_host
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.
 
         It lies between 0 and 1, and says where further simulations would tell most.
         """
         surrogate = self.likelihoods[problem_of(self).site()].surrogate
-        return np.asarray(surrogate.variance(self._coordinates_of(latents)))
+        return on_host(type(surrogate).variance)(surrogate, self._coordinates_of(latents))
 
     def _coordinates_of(self, latents) -> np.ndarray:
         site = problem_of(self).site()
         return self.likelihoods[site].coordinates.table(problem_of(self).arguments(latents)[site])
 
-    @on_host
+    @numpy_function
     def _log_terms(self, latents):
         problem = problem_of(self)
         model = learnt_model.LearntModel(problem, self.likelihoods)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg.lapack import dpstrf
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
@@ -36,7 +36,7 @@ class LowRank:
     residual: Array
 
     @classmethod
-    @on_host
+    @numpy_function
     def fit(
         cls, kernel: Kernel, points: PointSet, *, tolerance: float = TOLERANCE, max_rank: int | None = None
     ) -> "LowRank":
@@ -90,7 +90,7 @@ class LowRank:
         """The kernel between other points and the pivots, `(s, r)`."""
         if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
             checks.same_columns("t", t, "pivots", self.pivots)
-        return on_host(by_numpy.gram)(self.kernel, t, self.pivots)
+        return numpy_function(by_numpy.gram)(self.kernel, t, self.pivots)
 
 
 def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -117,11 +117,11 @@ def warn_if_out_of_distribution(
 
 def _outside(transform, data, y):
     lowest, highest = np.min(data, axis=0), np.max(data, axis=0)
-    standardised = on_host(StatisticsTransform.forward)(transform, y)
+    standardised = numpy_function(StatisticsTransform.forward)(transform, y)
     beyond = np.maximum(lowest - standardised, standardised - highest) > 0.25 * (highest - lowest)
     if not beyond.any():
         return []
-    ends = on_host(StatisticsTransform.inverse)(transform, np.stack([lowest, highest]))
+    ends = numpy_function(StatisticsTransform.inverse)(transform, np.stack([lowest, highest]))
     return [
         (transform.label(transform.kept[i]), np.asarray(y)[transform.kept[i]], *ends[:, i])
         for i in np.flatnonzero(beyond)

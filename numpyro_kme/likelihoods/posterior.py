@@ -12,8 +12,9 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, frozen
-from numpyro_kme._core.host import in_present_precision, in_session, on_host
+from numpyro_kme._core.host import in_present_precision, in_session, numpy_function, on_host
 from numpyro_kme.embeddings.measures import Measure, NormalMixture
+from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
@@ -106,17 +107,17 @@ class KernelMeansPosterior:
         self.surrogate.require_density()
         return self._log_normaliser
 
-    @on_host
+    @numpy_function
     def signed_log_density(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z) / q(y)`, posterior density relative to the prior, at `(n, D)`."""
         log_normaliser = self._positive_log_normaliser()
         signs, log_sizes = self.signed_log_likelihood(z)
         return signs, log_sizes - log_normaliser
 
-    @on_host
+    @numpy_function
     def signed_log_likelihood(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z)`, on the scale of the likelihood, at `(n, D)`."""
-        return signed_logs(in_present_precision(self.likelihood), jnp.asarray(z))
+        return signed_logs(self.likelihood, np.asarray(z))
 
     @on_host
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
@@ -125,11 +126,10 @@ class KernelMeansPosterior:
         Exact for Gaussian kernels of any length scale where `closed_form`. Cost: `m n` kernel evaluations.
         """
         terms = self.likelihood.expansion()
-        t = jnp.asarray(t)
         if terms is None:
             particles = self._particles
-            return np.asarray(kernel.gram(t, jnp.asarray(particles.particles)) @ jnp.asarray(particles.weights))
-        products = self.measure.product_embedding(terms.kernel, terms.points, kernel, t)
+            return by_numpy.matvec(kernel, t, particles.particles, particles.weights)
+        products = self.measure.product_embedding(terms.kernel, terms.points, kernel, jnp.asarray(t))
         scale = jnp.exp(terms.log_scale - self._positive_log_normaliser())
         return np.asarray(jnp.asarray(terms.weights) @ products * scale)
 
@@ -160,7 +160,7 @@ class KernelMeansPosterior:
         """Covariance of the signed posterior, `(D, D)`."""
         return self.moments[1]
 
-    @on_host
+    @numpy_function
     def expectation(self, function: Callable, *, positive: bool = False) -> np.ndarray:
         """Posterior expectation of `function(z)` for one point `(D,)`, by weighted particles.
 

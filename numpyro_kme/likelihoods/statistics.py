@@ -114,11 +114,12 @@ class StatisticsTransform:
         xp: Any = np if isinstance(x, np.ndarray) and checks.is_concrete(self) else jnp
         return xp.arcsinh(self._scores(x, xp))
 
-    def inverse(self, s: ArrayLike) -> jax.Array:
-        """Standardised statistics `(..., n)` to the kept raw ones `(..., n)`, in the order of `kept`."""
-        s = jnp.asarray(s)
-        row = (1,) * (s.ndim - 1) + (len(self.kept),)
-        return jnp.reshape(self.centre, row) + jnp.reshape(self.scale, row) * jnp.sinh(s)
+    def inverse(self, s: Any) -> Any:
+        """Standardised statistics `(..., n)` to the kept raw ones `(..., n)`, in the order of `kept`; by NumPy where
+        they are NumPy's."""
+        xp: Any = np if isinstance(s, np.ndarray) and checks.is_concrete(self) else jnp
+        row = (1,) * (xp.ndim(s) - 1) + (len(self.kept),)
+        return xp.reshape(self.centre, row) + xp.reshape(self.scale, row) * xp.sinh(s)
 
     def log_abs_det_jacobian(self, x: ArrayLike) -> jax.Array:
         """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`."""

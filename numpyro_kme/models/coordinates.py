@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card
-from numpyro_kme._core.host import in_session, on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.programs import LIGHT, in_blocks, pieces
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models import by_numpy, matching
@@ -185,13 +185,13 @@ class Coordinates:
         t = jnp.asarray(self.rest).at[entries].set(shown)
         return _join(self.priors.to_normal(self._split(t)))[entries]
 
-    @on_host
+    @numpy_function
     def table(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(m, D)` of the arguments `(m, p)` of many calls, on the host in float64."""
         checks.table("arguments", arguments, columns=len(self.columns))
         rows, priors = np.asarray(arguments, np.float64), self._priors_by_numpy()
         if priors is None:
-            return in_session(in_blocks)(partial(_forward_rows, self), rows, ROWS)
+            return in_blocks(partial(_forward_rows, self), rows, ROWS)
         read = [self.columns[reader] for reader in self.readers]
         inner, outer = (np.stack(part, axis=1) for part in zip(*((column.inner, column.outer) for column in read)))
         entries = np.tile(self.rest, (len(rows), 1)).astype(np.float64)
@@ -204,13 +204,13 @@ class Coordinates:
         arguments = np.asarray(arguments)
         return self.table(arguments.reshape(-1, arguments.shape[-1])).reshape(*arguments.shape[:-1], -1)
 
-    @on_host
+    @numpy_function
     def latents_table(self, z: ArrayLike) -> dict[str, Any]:
         """All latents `{site: (m, *shape)}` at coordinates `(m, D)`, on the host in float64; raises unless
         `one_to_one`."""
         rows, priors = np.asarray(z, np.float64), self._priors_by_numpy()
         if priors is None or not self.one_to_one:
-            return in_session(in_blocks)(partial(_latents_rows, self), rows, ROWS)
+            return in_blocks(partial(_latents_rows, self), rows, ROWS)
         normals = np.zeros((len(rows), len(self.rest)))
         normals[:, self.entries] = rows
         parts = zip(self.sites, priors, self._split(normals))

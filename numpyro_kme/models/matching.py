@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.scipy.special import expit, logit
 from jax.typing import ArrayLike
 from scipy.special import ndtri
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import on_host, to_host
+from numpyro_kme._core.host import numpy_function, to_host
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models import prior_maps
 from numpyro_kme.models.prior_maps import NotExact
@@ -21,44 +20,63 @@ from numpyro_kme.models.problem import Draws, Latent, Problem
 
 
 class Link(NamedTuple):
-    """An increasing or decreasing function of one variable and its inverse."""
+    """An increasing or decreasing function of one variable and its inverse, of arrays of NumPy or JAX."""
 
-    forward: Callable[[ArrayLike], jax.Array]
-    inverse: Callable[[ArrayLike], jax.Array]
+    forward: Callable[[Any], Any]
+    inverse: Callable[[Any], Any]
 
 
 LEAST, MOST = 2.0**-126, 1.0 - 2.0**-24
 """The float32 numbers next to 0, but for those of fewer digits, and to 1."""
 
 
-def _log(a: ArrayLike) -> jax.Array:
-    """Logarithm; finite where rounding has taken a positive number to 0."""
-    return jnp.log(jnp.where(a == 0.0, LEAST, a))
+def _named(name: str) -> Callable[[Any], Any]:
+    """The elementwise function that NumPy and JAX have by this name."""
+    return lambda a: getattr(a.__array_namespace__(), name)(a)
 
 
-def _inverse_softplus(a: ArrayLike) -> jax.Array:
-    """`log(exp(a) - 1)`; finite where rounding has taken a positive number to 0."""
-    a = jnp.where(a == 0.0, LEAST, a)
-    return a + jnp.log(-jnp.expm1(-a))
+def _inside(a: Any) -> Any:
+    """Numbers that rounding has taken to 0, a little above it."""
+    return a.__array_namespace__().where(a == 0.0, LEAST, a)
 
 
-def _logit(a: ArrayLike) -> jax.Array:
+def _log(a: Any) -> Any:
+    return a.__array_namespace__().log(_inside(a))
+
+
+def _softplus(a: Any) -> Any:
+    return a.__array_namespace__().logaddexp(a, 0.0)
+
+
+def _inverse_softplus(a: Any) -> Any:
+    """`log(exp(a) - 1)`."""
+    a = _inside(a)
+    return a + a.__array_namespace__().log(-a.__array_namespace__().expm1(-a))
+
+
+def _expit(a: Any) -> Any:
+    return 0.5 + 0.5 * a.__array_namespace__().tanh(0.5 * a)
+
+
+def _logit(a: Any) -> Any:
     """Log odds; finite where rounding has taken a number between 0 and 1 to one of these."""
-    return logit(jnp.where(a == 0.0, LEAST, jnp.where(a == 1.0, MOST, a)))
+    xp = a.__array_namespace__()
+    a = xp.where(a == 1.0, MOST, _inside(a))
+    return xp.log(a) - xp.log1p(-a)
 
 
 LINKS = {
-    "identity": Link(jnp.asarray, jnp.asarray),
-    "exp": Link(jnp.exp, _log),
-    "log": Link(jnp.log, jnp.exp),
-    "expit": Link(expit, _logit),
-    "logit": Link(logit, expit),
-    "reciprocal": Link(jnp.reciprocal, jnp.reciprocal),
-    "square": Link(jnp.square, jnp.sqrt),
-    "sqrt": Link(jnp.sqrt, jnp.square),
-    "log1p": Link(jnp.log1p, jnp.expm1),
-    "expm1": Link(jnp.expm1, jnp.log1p),
-    "softplus": Link(jax.nn.softplus, _inverse_softplus),
+    "identity": Link(_named("positive"), _named("positive")),
+    "exp": Link(_named("exp"), _log),
+    "log": Link(_named("log"), _named("exp")),
+    "expit": Link(_expit, _logit),
+    "logit": Link(_logit, _expit),
+    "reciprocal": Link(_named("reciprocal"), _named("reciprocal")),
+    "square": Link(_named("square"), _named("sqrt")),
+    "sqrt": Link(_named("sqrt"), _named("square")),
+    "log1p": Link(_named("log1p"), _named("expm1")),
+    "expm1": Link(_named("expm1"), _named("log1p")),
+    "softplus": Link(_softplus, _inverse_softplus),
 }
 
 
@@ -134,7 +152,7 @@ def find(a: np.ndarray, t: np.ndarray) -> Column | None:
     return _first(a, t, 200 * eps)
 
 
-@on_host
+@numpy_function
 def _first(a, t, tolerance) -> Column | None:
     with np.errstate(all="ignore"):
         for candidate in _candidates(a, t):
@@ -209,7 +227,7 @@ def entry_names(name: str, shape: tuple[int, ...]) -> list[str]:
     return [f"{name}[{', '.join(map(str, index))}]" if index else name for index in np.ndindex(shape)]
 
 
-@on_host
+@numpy_function
 def standardised(table: np.ndarray, what: str, why: str, *, choose_links: bool) -> dict[str, Any]:
     """The fields of inexact coordinates: median 0, and 68 % of the rows of a table between -1 and 1."""
     table = np.asarray(table, np.float64)
@@ -269,7 +287,7 @@ def _check(used: Mapping[str, Latent], shown: Mapping[str, list[int]]) -> None:
         checks.require(whole or not tied, reason, NotExact)
 
 
-@on_host
+@numpy_function
 def _most_normal(a: np.ndarray) -> Column:
     """The identity, exp or a softplus for positive draws, or expit for draws in the unit interval: whichever fits best.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card
-from numpyro_kme._core.host import in_present_precision, numpy_rng, on_host, to_host
+from numpyro_kme._core.host import numpy_function, numpy_rng, on_host, to_host
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
@@ -96,7 +96,7 @@ class WeightedParticles:
         return np.asarray(self.particles)[systematic_shuffled(rng_key, self.positive_weights, n)]
 
 
-@on_host
+@numpy_function
 def adaptive_importance_sampling(
     rng_key: jax.Array, likelihood: SignedLikelihood, measure: Measure, n: int
 ) -> WeightedParticles:
@@ -109,7 +109,6 @@ def adaptive_importance_sampling(
 
     Cost: `n` evaluations of `q` a round, two to fifteen rounds.
     """
-    likelihood, measure = in_present_precision((likelihood, measure))
     if isinstance(measure, Points):
         sign, log_size = signed_logs(likelihood, np.asarray(measure.points))
         probabilities = np.asarray(measure.probabilities)
@@ -291,7 +290,11 @@ def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray
         own, points = to_host(likelihood), np.asarray(points)
         parts = [own.log_densities(points[first : first + BATCH]) for first in range(0, len(points), BATCH)]
         return np.ones(len(points)), np.concatenate(parts)
-    return in_blocks(partial(_signed_logs, likelihood), np.asarray(points), BATCH)
+    return on_host(_in_blocks)(likelihood, points)
+
+
+def _in_blocks(likelihood, points):
+    return in_blocks(partial(_signed_logs, likelihood), points, BATCH)
 
 
 @jax.jit

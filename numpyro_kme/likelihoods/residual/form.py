@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
 from numpyro_kme._core.threads import in_parallel
@@ -134,7 +134,7 @@ class ResidualKernelMeans(Form):
         used = self.subset or int(np.clip(len(z) // 2, least, most))
         return Repeats.of(z).at_random(np.random.default_rng(0))[:used]
 
-    @on_host
+    @numpy_function
     def _fit(self, z, x, transform):
         rows, first = self._rows(z), Repeats.of(z).first
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
@@ -197,7 +197,7 @@ class ResidualKernelMeans(Form):
         with solves.one_blas_thread:
             return self._dependence(z, residuals, np.zeros(residuals.shape[1], bool) if still is None else still)
 
-    @on_host
+    @numpy_function
     def _dependence(self, z, residuals, still):
         rows, chosen = self._rows(z), np.flatnonzero(~still & self.decorrelate)
         straight, v = fit_triangular_map(z, residuals, rows, chosen)

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import between
-from numpyro_kme._core.host import in_present_precision, on_host
+from numpyro_kme._core.host import in_present_precision, numpy_function
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
@@ -291,7 +291,7 @@ class ResidualSurrogate(Surrogate):
         if self.transform.lacks(y):
             return self.marginal(~np.isnan(y)).describe_observation(y)
         self.transform.check(y)
-        place = on_host(StatisticsTransform.forward)(self.transform, np.asarray(y, np.float64))
+        place = numpy_function(StatisticsTransform.forward)(self.transform, np.asarray(y, np.float64))
         low, high = np.asarray(self.simulated_range)
         outside, worst = (place < low) | (place > high), int(np.argmax(np.abs(place)))
         where = "within the simulated range of all statistics"

@@ -15,7 +15,7 @@ from scipy.special import gammaincc
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics, check_enough
 
@@ -59,7 +59,7 @@ class SelectedStatistics(Statistics):
         check_enough(z)
         return self._fit(z, x.reshape(len(x), -1))
 
-    @on_host
+    @numpy_function
     def _fit(self, z, x):
         waves = [orthonormal(cosines_of_ranks(column)) for column in x.T]
         of_parameters = [cosines_of_ranks(column) for column in z.T]

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme.kernels.base import Sum, register
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.kernels.products import Polynomial
@@ -151,7 +151,7 @@ class SemiAutomaticStatistics(Statistics):
         with solves.one_blas_thread:
             return self._fit(z, x, tuple(names))
 
-    @on_host
+    @numpy_function
     def _fit(self, z, x, names):
         reader = FeatureReader.fit(z, x, self.features)
         a, standard = reader(x), (z - z.mean(axis=0)) / z.std(axis=0)
