@@ -436,7 +436,7 @@ for kind, call, raises in [
 
 
 def npl(model=IID, x=DATA, loss=None, **settings):
-    settings = dict(num_samples=8, num_nodes=16, num_starts=8) | settings
+    settings = dict(num_samples=8, num_nodes=32) | settings
     engine = kme.PosteriorBootstrap(model, loss, **settings)
     engine.run(KEY, x)
     return engine.get_samples()
@@ -463,13 +463,12 @@ add(
     "`concentration` must be finite and not negative",
 )
 add("bootstrap", "raising", lambda: npl(loss=raising_loss()), "kernel `raising_kernel` failed .*no kernel")
-add("bootstrap", "hanging", lambda: npl(num_nodes=0), "`num_nodes` must be at least 8; got 0")
+add("bootstrap", "hanging", lambda: npl(num_nodes=0), "`num_nodes` must be at least 32; got 0")
 add("bootstrap", "wrongly shaped", lambda: npl(model=plated(shifted)), "shape")
 add("bootstrap", "bad prior", lambda: npl(model=plated(scalar, dist.Bernoulli(0.5))), "discrete")
-add("bootstrap", "bad hyperparameter", lambda: npl(method="magic"), '"newton", "linear" or "emulated"')
-add("bootstrap", "bad hyperparameter", lambda: npl(prior_weight=1.0), "`prior_weight` is for")
-add("bootstrap", "bad hyperparameter", lambda: npl(method="emulated", num_simulations=9), "`num_simulations` must")
-add("bootstrap", "bad hyperparameter", lambda: npl(method="emulated", prior_draws=9), "`prior_draws` does nothing")
+add("bootstrap", "bad hyperparameter", lambda: npl(num_nodes=100), "`num_nodes` must be a power of two")
+add("bootstrap", "bad hyperparameter", lambda: npl(prior_weight=-1.0), "`prior_weight` must be finite and not negative")
+add("bootstrap", "bad hyperparameter", lambda: npl(prior_draws=9), "`prior_draws` does nothing")
 add("bootstrap", "bad hyperparameter", lambda: npl(loss=kme.MMD(kernels.Linear(1.0))), "`kernel` must be bounded")
 add("bootstrap", "bad hyperparameter", lambda: npl(centering="prior"), "`centering` must be")
 add("bootstrap", "NaN", lambda: npl(model=plated(scalar_broken)), "finite", slow=True)
@@ -648,6 +647,6 @@ add(
     "handlers",
     "bad hyperparameter",
     lambda: robust(plated(careless), noise=kme.LatentNoise(16)),
-    "noise of simulator `careless` is needed as numbers, .* draws twice from one random key",
+    "noise of simulator `careless` is needed as numbers, for a latent of the model. Declare it",
 )
 add("handlers", "wrong type", lambda: robust(loss="mmd"), "`loss` must be")

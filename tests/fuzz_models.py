@@ -446,7 +446,7 @@ class Case:
                 engine = kme.KernelRecursiveABC(model, on_failure=policy)
             case "PosteriorBootstrap":
                 loss = kme.MMD(fit_proportion=bool(rng.random() < 0.3))
-                engine = kme.PosteriorBootstrap(model, loss, num_samples=32, num_nodes=128, num_starts=64)
+                engine = kme.PosteriorBootstrap(model, loss, num_samples=32, num_nodes=128)
             case "K2ABC":
                 engine = kme.K2ABC(model, 10_000, **common)
             case "DistributionRegressionABC":

@@ -13,8 +13,6 @@ positive one is worse. What modules compute of a number when they are read stays
   `exponential_gamma`.
 - `samplers`, of the learnt likelihoods of these ten problems: Wasserstein-1 of 1,000 draws of a coordinate to 50,000,
   in standard deviations, in the mean over coordinates, four observations and two keys.
-- `bootstrap`, but for its emulator, and losses, on five models of `npl_breadth` with a tenth of outliers: distance of
-  the mean of 100 replicates from the exact minimiser, in posterior standard deviations, of the worst parameter.
 
 Each part has a table of its own, and so has another number of simulations than 300. Takes an hour and a half, the
 other parts half an hour each.
@@ -31,7 +29,6 @@ import numpy as np
 from scipy.stats import wasserstein_distance
 
 import numpyro_kme as kme
-from benchmarks.bootstrap import npl_breadth
 from benchmarks.helpers import report
 from benchmarks.helpers.module_numbers import changed, numbers
 from benchmarks.helpers.problems import PROBLEMS
@@ -99,21 +96,6 @@ def distance_of_draws(name, size):
     return np.mean(found)
 
 
-@functools.cache
-def minimiser(name):
-    """Of the full data."""
-    case = npl_breadth.CASES[name]
-    return npl_breadth.exact(case, npl_breadth.data(case, 0.1, 0), np.array(case.truth))
-
-
-def distance_of_replicates(name, size):
-    case, (engine, given) = npl_breadth.CASES[name], npl_breadth.engine_of(name)
-    engine.run(jax.random.key(0), npl_breadth.data(case, 0.1, 0), **given)
-    found = engine.get_samples()
-    own = np.stack([found[latent] for latent in case.priors], axis=1)
-    return np.max(np.abs(own.mean(axis=0) - minimiser(name)) / own.std(axis=0))
-
-
 PARTS = {
     "residual": Part(
         "Numbers of the default form",
@@ -135,13 +117,6 @@ PARTS = {
         ("samplers", "engines.learnt_model"),
         list(PROBLEMS),
         distance_of_draws,
-    ),
-    "bootstrap": Part(
-        "Numbers of the bootstrap",
-        "distance from the exact minimiser, in sd",
-        (*(f"bootstrap.{name}" for name in ("fit", "local", "preparation", "replicates", "weights")), "losses"),
-        ["normal", "lognormal", "mixture of exponentials", "correlated normal", "growth curve"],
-        distance_of_replicates,
     ),
 }
 

@@ -95,7 +95,7 @@ RUNS = {
     "residual form, log density": lambda: surrogate(kme.ResidualKernelMeans()),
     "published form, log density": lambda: surrogate(kme.KernelMeans()),
     "KernelABC": lambda: draws(kme.KernelABC(model, **WEIGHTED), x=Y),
-    "PosteriorBootstrap": lambda: draws(kme.PosteriorBootstrap(iid, num_samples=200, num_starts=64), DATA),
+    "PosteriorBootstrap": lambda: draws(kme.PosteriorBootstrap(iid, num_samples=200), DATA),
     "squared MMD": lambda: {"values": kme.squared_mmd(kme.kernels.Gaussian(1.0), DATA[:30, None], DATA[30:, None])},
 }
 SAME = {"simulate, 3 threads": "simulate, one process"}

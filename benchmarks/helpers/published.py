@@ -195,44 +195,6 @@ PUBLISHED = {
         ("mixture density network, simulations", "10,000, slightly less accurate", KELFI, NOT_RUN),
         ("three ABC methods, simulations", "up to 100,000", KELFI, NOT_RUN),
     ],
-    "npl_gandk": [
-        (
-            "NPL-MMD, 0 / 5 / 10 % outliers, 10 sets",
-            "0.00791 / 0.0128 / 0.0593",
-            NPL,
-            entries("accuracy", "fixed", place=3),
-        ),
-        ("the same, sd over sets", "0.00524 / 0.0117 / 0.0255", NPL, lambda data: "standard errors above"),
-        ("with a free mixing proportion (not published)", "", NPL, entries("accuracy", "free", place=3)),
-        ("Wasserstein ABC", "0.00142 / 0.585 / 0.532", NPL, NOT_RUN),
-    ],
-    "npl_location": [
-        ("NPL-MMD, 0 / 5 / 10 % outliers", "0.0107 / 0.00889 / 0.0113", NPL, entries("location", "MMD", place=3)),
-        ("weighted likelihood", "0.00510 / 0.945 / 3.57", NPL, entries("location", "NegativeLogLikelihood", place=3)),
-        ("Wasserstein in the bootstrap", "0.00689 / 0.0189 / 0.0397", NPL, entries("location", "Wasserstein", place=3)),
-        ("Wasserstein ABC", "0.743 / 0.768 / 0.757", NPL, NOT_RUN),
-        ("ABC with the MMD", "0.750 / 0.755 / 0.760", NPL, NOT_RUN),
-        ("Cauchy data, 20 sets: NPL-MMD", "0.0289", NPL, entries("cauchy", "MMD", place=2)),
-        ("Cauchy data: weighted likelihood", "48.2", NPL, entries("cauchy", "NegativeLogLikelihood", place=2)),
-        ("Cauchy data: standard posterior", "28.6", NPL, NOT_RUN),
-    ],
-    "npl_speed": [
-        (
-            "g-and-k, seconds for all draws, on Colab",
-            "30.2",
-            NPL,
-            lambda data: f"{data['rows'][0][3]:.2g} (wall, 500 draws)",
-        ),
-        ("Gaussian location, the same", "109", NPL, lambda data: f"{data['rows'][4][3]:.2g} (wall, 500 draws)"),
-        ("Wasserstein ABC, location / g-and-k", "3,340 / 105", NPL, NOT_RUN),
-    ],
-    "npl_bound": [("mean MMD by n", "plot only: an illustration of the bound", NPL, ABOVE)],
-    "npl_distance": [("location as outliers move and multiply", "plot only", NPL, ABOVE)],
-    "npl_sensitivity": [
-        ("NMSE by concentration", "plot only: no effect if well specified, grows with outliers", NPL, ABOVE),
-        ("NMSE by truncation, 10 to 5,000", "plot only: not sensitive", NPL, ABOVE),
-        ("NMSE by length scale, 0.1 to 100", "plot only: small ones better", NPL, ABOVE),
-    ],
     "kbr_gaussian": [
         (
             "KBR; density estimation with importance weights, d = 2 to 64",

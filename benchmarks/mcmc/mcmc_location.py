@@ -22,7 +22,7 @@ SIZE, TRUTH, OUTLIERS, LEVEL = 100, 1.0, 0.1, 0.9
 GRID = np.linspace(-1.0, 5.0, 1201)
 
 
-BOOTSTRAP = kme.PosteriorBootstrap(model, kme.MMD(), num_samples=200, num_nodes=128)
+BOOTSTRAP = kme.PosteriorBootstrap(model, kme.MMD(), num_samples=200)
 
 
 def summary(log_p):

@@ -1,21 +1,6 @@
-"""The mathematics of the posterior bootstrap: random weights, minimisation, and checks of both."""
+"""The mathematics of the posterior bootstrap: random weights, emulated embeddings, and minimisers."""
 
-from numpyro_kme.bootstrap.fit import Fit, fit
-from numpyro_kme.bootstrap.newton import Control, Minimum, minimise
-from numpyro_kme.bootstrap.replicates import Quadrature, Replicates, posterior_bootstrap
-from numpyro_kme.bootstrap.settings import Settings
+from numpyro_kme.bootstrap.replicates import Replicates
 from numpyro_kme.bootstrap.weights import DirichletProcess, Reweightings
 
-__all__ = [
-    "Control",
-    "DirichletProcess",
-    "Fit",
-    "Minimum",
-    "Quadrature",
-    "Replicates",
-    "Reweightings",
-    "Settings",
-    "fit",
-    "minimise",
-    "posterior_bootstrap",
-]
+__all__ = ["DirichletProcess", "Replicates", "Reweightings"]

@@ -10,45 +10,32 @@ import numpy as np
 
 from numpyro_kme._core import checks, programs
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import on_host
-from numpyro_kme._core.keys import data_of, fold_in, known, split, uniform
+from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import jitted
 from numpyro_kme.kernels.base import num_points, register
-from numpyro_kme.losses.base import WeightedObjective
-from numpyro_kme.losses.generator import BLOCK
 
 PILOT = 2**30
-"""Replicates numbered from here on set the scale of the others: it must not depend on how many there are."""
-
-FEW = 1000
-"""Data up to this many are weighted by NumPy: as fast as a compiled program, and nothing is compiled."""
+"""Replicates numbered from here on say where to look for the others."""
 
 
 @register
 class Reweightings:
-    """Reweightings of the data, one a row: each makes a problem for the batched optimisation.
+    """Reweightings of the data, one a row.
 
     Attributes:
         weights: Data weights, `(R, n)` or `(R, n + T)`.
         extra: Centering points, `(R, T, ...)`, or nothing.
-        sets: Number of the set of quadrature nodes that each uses, `(R,)`.
     """
 
     weights: np.ndarray
     extra: Any
-    sets: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.sets)
+        return len(self.weights)
 
     def rows(self, index: np.ndarray) -> "Reweightings":
         """Select rows."""
         return jax.tree.map(lambda leaf: leaf[index], self)
-
-    def of_some_data(self, chosen: np.ndarray, n: int) -> "Reweightings":
-        """The same of some of the `n` data, by number, with the first node set."""
-        weights = self.weights[:, np.concatenate([chosen, np.arange(n, self.weights.shape[1])])]
-        return Reweightings(weights / weights.sum(axis=1, keepdims=True), self.extra, np.zeros(len(self), int))
 
 
 @frozen
@@ -101,10 +88,10 @@ class DirichletProcess:
         return jax.lax.map(one, replicates)
 
     def points(self, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> Any:
-        """Sample centering points `(R, T, ...)` in float64; nothing when `concentration` is 0. Shapes are checked."""
+        """Sample centering points `(R, T, ...)`; nothing when `concentration` is 0. Shapes are checked."""
         if not self.concentration:
             return None
-        drawn = on_host(_points)(self, rng_key, replicates)
+        drawn = programs.in_blocks(partial(_points, self, rng_key), replicates)
         have = [leaf.shape[1:] for leaf in jax.tree.leaves(drawn)]
         want = [(self.truncation, *leaf.shape[1:]) for leaf in jax.tree.leaves(data)]
         checks.require(
@@ -115,29 +102,19 @@ class DirichletProcess:
         return jax.tree.map(lambda leaf: leaf.astype(np.float64), drawn)
 
 
-def draw_reweightings(
-    rng_key: jax.Array, objective: WeightedObjective, process: DirichletProcess, ids: np.ndarray, sets: int
-) -> Reweightings:
-    """Sample the weights and centering points of replicates `ids`, with the node set of each, at most `sets - 1`."""
+def draw_reweightings(rng_key: jax.Array, data: Any, process: DirichletProcess, ids: np.ndarray) -> Reweightings:
+    """Sample the weights and centering points of replicates by number."""
     weights_key, points_key = split(rng_key)
-    extra = process.points(points_key, ids, objective.data)
-    weights = draw_weights(process, weights_key, ids, objective.data)
-    return Reweightings(weights, extra, np.minimum(1 + ids // BLOCK, sets - 1))
+    weights = programs.in_blocks(lambda block: _weights(process, weights_key, block, num_points(data)), ids)
+    weights = np.asarray(weights, np.float64)
+    return Reweightings(weights / weights.sum(axis=1, keepdims=True), process.points(points_key, ids, data))
 
 
-@on_host
-def draw_weights(process: DirichletProcess, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> np.ndarray:
-    """Weights of the given replicates as a float64 array on the host; those of few data need no program."""
-    words, n = fold_in(data_of(rng_key), replicates), num_points(data)
-    if known(words) and n <= FEW and not process.concentration:
-        return programs.in_blocks(lambda block: _exponential(block, n), words, BLOCK)
-    return programs.in_blocks(lambda block: _weights(process, rng_key, block, n), replicates, BLOCK)
-
-
-def _exponential(words, n):
-    """As `DirichletProcess.weights`, by NumPy."""
-    unnormalised = -np.log1p(-uniform(words, n))
-    return unnormalised / unnormalised.sum(axis=1, keepdims=True)
+def with_full_data(reweightings: Reweightings, n: int) -> Reweightings:
+    """The `n` data as they are in front, equally weighted, then the reweightings."""
+    first = np.where(np.arange(reweightings.weights.shape[1]) < n, 1.0 / n, 0.0)
+    extra = jax.tree.map(lambda leaf: np.concatenate([leaf[:1], leaf]), reweightings.extra)
+    return Reweightings(np.concatenate([first[None], reweightings.weights]), extra)
 
 
 _weights = jitted(DirichletProcess.weights, static_argnums=(0, 3))

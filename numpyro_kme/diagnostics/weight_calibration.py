@@ -68,13 +68,13 @@ def calibrate_weight(bootstrap: PosteriorBootstrap, *, level: float = 0.9) -> We
     checks.instance("bootstrap", bootstrap, PosteriorBootstrap, "a PosteriorBootstrap that has been run")
     (data,), found = bootstrap.posterior.groups["observed_data"].values(), bootstrap.replicates
     size, converged = len(data), np.asarray(found.converged)
-    offsets = (found.u - found.fit.u)[converged]
+    offsets = (found.u - found.minimum)[converged]
     checks.require(
         2 * len(offsets) >= len(converged) and len(offsets) > offsets.shape[1],
         f"Only {len(offsets)} of {len(converged)} bootstrap replicates converged: look at the run of "
         "PosteriorBootstrap first.",
     )
-    hessian = np.asarray(found.fit.hessian)
+    hessian = np.asarray(found.hessian)
     weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))
     weights = weight * np.geomspace(1.0 / 30.0, 30.0, 241)
     sd = np.sqrt(np.diag(np.linalg.inv(hessian)) / size)

@@ -1,28 +1,25 @@
-"""A model whose data are independent draws of one distribution, as a `Generator`: data, starting points, and the map
-back to latents."""
+"""A model whose data are independent draws of one distribution: data, prior draws, simulator, and the map back to
+latents."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import constraints
 from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import in_jax_types, on_host
+from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.programs import Program
-from numpyro_kme.bootstrap.weights import DirichletProcess
-from numpyro_kme.losses.generator import Generator, NormalNoise, has_derivatives
-from numpyro_kme.mcmc.loss_density import declared, one_point
-from numpyro_kme.mcmc.noise import NoiseForm, even_noise
+from numpyro_kme.losses.family import Family
 from numpyro_kme.models import reading, tracing
+from numpyro_kme.models.calls import Call
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.staging import Stages
 from numpyro_kme.models.unconstrained import Unconstrained
 
 
@@ -36,6 +33,7 @@ class IidModel:
         observed: Its observation, masked points included, `(n, *event)`.
         kept: Numbers of the points that are not masked.
         target: The latents as one unconstrained vector.
+        bounded: Which unconstrained parameters are those of latents that are not any real number, `(dim,)`.
         problem: The model taken apart, if the site is a simulator; a site with a density has none.
     """
 
@@ -46,6 +44,7 @@ class IidModel:
     observed: np.ndarray
     kept: np.ndarray
     target: Unconstrained
+    bounded: np.ndarray
     problem: Problem | None
 
     @classmethod
@@ -103,14 +102,14 @@ class IidModel:
             "numpyro.handlers.mask, or use KELFI, which takes points that were observed in part.",
         )
         target = Unconstrained.read(model, args, kwargs, {name: found["value"] for name, found in latents.items()})
-        return cls(model, args, kwargs, site, value, kept, target, problem)
+        bounded = [np.full(int(np.prod(target.shapes[name])), _is_bounded(latents[name])) for name in target.shapes]
+        return cls(model, args, kwargs, site, value, kept, target, np.concatenate(bounded), problem)
 
     @property
     def data(self) -> np.ndarray:
         """The points that are not masked, `(points, *event)`."""
         return self.observed[self.kept]
 
-    @on_host
     def starts(self, rng_key: jax.Array, num: int) -> np.ndarray:
         """Prior draws, unconstrained, `(num, dim)`."""
         if self.problem is not None:
@@ -121,7 +120,6 @@ class IidModel:
                 draws = prior(rng_key, *self.args, **self.kwargs)
         return self.unconstrain(draws)
 
-    @on_host
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
         if self.problem is not None and not self.problem.deterministics:
@@ -135,42 +133,24 @@ class IidModel:
 
         return Program(jax.vmap(one))(u)
 
-    @on_host
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
         points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
         return self.target.flatten_rows(points)
 
-    def differs_in_data_alone(self, other: "IidModel") -> bool:
-        """Whether two runs of a model differ in the observed values at most."""
-        ours, structure = jax.tree.flatten((self.args, self.kwargs))
-        theirs, another = jax.tree.flatten((other.args, other.kwargs))
-
-        def alike(a, b):
-            data = np.array_equal(a, self.observed) and np.array_equal(b, other.observed)
-            return np.shape(a) == np.shape(b) and (data or np.array_equal(a, b))
-
-        same = str(structure) == str(another) and np.array_equal(self.kept, other.kept)
-        return same and all(alike(a, b) for a, b in zip(ours, theirs))
-
-    def generator(self, covariates: str | None = None) -> Generator:
-        """The distribution of one data point as a function of unconstrained parameters; make it once, and reuse it.
-
-        Args:
-            covariates: Name of the model's keyword argument that holds them.
-        """
+    def covariates(self, name: str | None) -> np.ndarray | None:
+        """The covariates of the points that are not masked, `(points, ...)`, from the model's argument of this name."""
         checks.require(
-            covariates is None or covariates in self.kwargs,
-            f"`covariates` names the argument {covariates!r}; run got the keyword arguments {sorted(self.kwargs)}.",
+            name is None or name in self.kwargs,
+            f"`covariates` names the argument {name!r}; run got the keyword arguments {sorted(self.kwargs)}.",
         )
-        rows: Any = None if covariates is None else self.kwargs[covariates]
+        rows: Any = None if name is None else np.asarray(self.kwargs[name], np.float64)
         if self.problem is None:
-            return Generator(_no_draws, NormalNoise(1), self.target.dim, log_density=self._log_density)
-        simulator = self.problem.simulators[self.site].simulator
-        varies = simulator.groups not in ((), (1,))
+            return None
+        groups = self.problem.simulators[self.site].simulator.groups
         checks.require(
-            varies == (rows is not None),
-            f"the simulator's parameters have batch shape {simulator.groups} and `covariates` is "
+            (groups not in ((), (1,))) == (rows is not None),
+            f"the simulator's parameters have batch shape {groups} and `covariates` is "
             f"{'missing' if rows is None else 'given'}. Where parameters vary along the data plate, say with "
             "what: pass covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
         )
@@ -178,23 +158,31 @@ class IidModel:
             rows is None or len(rows) == len(self.observed),
             f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(rows)}.",
         )
-        form = even_noise(simulator)
-        generator = Generator(
-            partial(self._simulate, form),
-            form.rule,
-            self.target.dim,
-            covariates=None if rows is None else np.asarray(rows, np.float64)[self.kept],
-            differentiable=simulator.has_rsample,
-        )
-        differentiable = generator.differentiable and has_derivatives(generator)
-        return _in_stages(replace(generator, differentiable=differentiable))
+        return None if rows is None else rows[self.kept]
 
-    @property
-    def noise(self) -> str:
-        """What the simulator's noise is, in words; empty for a density."""
-        return "" if self.problem is None else even_noise(self.problem.simulators[self.site].simulator).note
+    def one_call(self) -> Simulator:
+        """The simulator of one data point."""
+        if self.problem is None:
+            raise checks.explained(
+                "This model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.", TypeError
+            )
+        whole = self.problem.simulators[self.site].simulator
+        params = (np.zeros(shape, param.dtype) for shape, param in zip(whole.call_shapes, whole.params))
+        declared = dict(shape=whole.event_shape, dtype=whole.dtype) if whole.black_box else {}
+        return Simulator(whole.fn, *params, event_dims=tuple(map(len, whole.call_shapes)), **declared)
 
-    def predictive(self, generator: Generator) -> Callable[[jax.Array, int], Any]:
+    def arguments(self, u: np.ndarray) -> np.ndarray:
+        """Arguments of the simulator at unconstrained `u (m, dim)`: `(m, A)`, or `(m, points, A)` where they vary."""
+        assert self.problem is not None
+        found = self.problem.arguments(self.target.constrain_rows(u))[self.site]
+        return found[:, self.kept] if found.ndim == 3 and found.shape[1] > 1 else found.reshape(len(u), -1)
+
+    def family(self, covariates: np.ndarray | None) -> Family:
+        """The distribution of one data point as a function of unconstrained parameters."""
+        call = None if self.problem is None else Call.of(self.one_call())
+        return Family(partial(self._simulate, call), self.target.dim, self._log_density, covariates)
+
+    def predictive(self, covariates: np.ndarray | None) -> Callable[[jax.Array, int], Any]:
         """The prior predictive distribution of one data point, as a traceable sampler `(rng_key, num) -> (num, ...)`.
 
         With covariates, a point is a covariate of the data at random and a response.
@@ -204,28 +192,24 @@ class IidModel:
             "centring on the model's own prior predictive needs a Simulator site; give `centering` a distribution or a "
             "sampler.",
         )
-        return partial(self._predicted, generator)
+        return partial(self._predicted, self.family(covariates))
 
-    def _predicted(self, generator, rng_key, num):
+    def _predicted(self, family: Family, rng_key, num):
         def one(rng_key):
             prior_key, noise_key, row_key = jax.random.split(rng_key, 3)
             trace = tracing.trace_of(self.model, self.args, self.kwargs, keys=jax.random.key_data(prior_key)[None])
             u = self.target.flatten({name: trace[name]["value"] for name in self.target.shapes})
-            noise = generator.noise.sample(noise_key)
-            if generator.covariates is None:
-                return generator.simulate(u, noise)
+            if family.covariates is None:
+                return family.simulate(u, noise_key)
             row = jax.random.randint(row_key, (), 0, len(self.data))
-            return jnp.asarray(generator.covariates)[row], generator.simulate(u, noise, row)
+            return jnp.asarray(family.covariates)[row], family.simulate(u, noise_key, row)
 
         return jax.vmap(one)(jax.random.split(rng_key, num))
 
-    def _simulate(self, form: NoiseForm, u, noise, row=None):
-        simulator = self._run(u)[1][self.site]
-        params = simulator.params
-        if simulator.groups != ():
-            place = 0 if row is None else jnp.asarray(self.kept)[row]
-            params = [param[place] for param in simulator.broadcast_params(simulator.groups)]
-        return one_point(form.applied(simulator.fn), params, noise, declared(simulator))
+    def _simulate(self, call, u, rng_key, row=None):
+        arguments = self._run(u)[1][self.site].arguments
+        arguments = arguments.reshape(-1) if row is None else arguments[jnp.asarray(self.kept)[row]]
+        return call(arguments, rng_key)
 
     def _log_density(self, u, points):
         fn = self._run(u)[0][self.site]["fn"]
@@ -247,43 +231,11 @@ class IidModel:
         return tracing.run(self.model, self.args, self.kwargs, None, self.target.constrain(u))
 
 
-@on_host
-def _in_stages(generator: Generator) -> Generator:
-    """The same with what follows from the noise alone as a part of the noise, where it follows from normals."""
-    noise = generator.noise
-    if not isinstance(noise, NormalNoise):
-        return generator
-    u, z = (jax.ShapeDtypeStruct((size,), np.float64) for size in (generator.dim, noise.dim))
-    row = () if generator.covariates is None else (jax.ShapeDtypeStruct((), int),)
-    stages = Stages(partial(_of_normals, generator.simulate, noise.transform), (u, z, *row))
-    if not stages.pay:
-        return generator
-    return replace(generator, noise=NormalNoise(noise.dim, stages.of_noise), simulate=stages.rest)
-
-
-def _of_normals(simulate, transform, u, z, *row):
-    return simulate(u, transform(z), *row)
-
-
-@frozen
-class Read:
-    """A model read as a generator, whose compiled programs serve other data.
-
-    Attributes:
-        engine: The settings.
-        first: The model with the data that it was first read with.
-        iid: The same with the present data.
-        generator: The simulator.
-        process: The Dirichlet process.
-        code: Fingerprints of the model's parts.
-    """
-
-    engine: Any
-    first: IidModel
-    iid: IidModel
-    generator: Generator
-    process: DirichletProcess
-    code: Mapping[str, str]
+def _is_bounded(site) -> bool:
+    support = site["fn"].support
+    while isinstance(support, type(constraints.independent(constraints.real, 1))):
+        support = support.base_constraint
+    return support is not constraints.real
 
 
 def _kept(name: str, site) -> np.ndarray:
@@ -303,9 +255,3 @@ def _kept(name: str, site) -> np.ndarray:
         "points, and each as a whole or not at all.",
     )
     return kept
-
-
-def _no_draws(u, noise):
-    raise checks.explained(
-        "This model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.", TypeError
-    )

@@ -1,8 +1,7 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, cast
 
@@ -13,20 +12,28 @@ from numpyro.distributions import Distribution
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
-from numpyro_kme.bootstrap import newton
-from numpyro_kme.bootstrap.emulated.replicates import least_starts
-from numpyro_kme.bootstrap.fit import full_data
-from numpyro_kme.bootstrap.replicates import COARSE, NOISY, WRONG, Replicates, posterior_bootstrap
-from numpyro_kme.bootstrap.settings import Settings
+from numpyro_kme.bootstrap.generic import minimised_bootstrap
+from numpyro_kme.bootstrap.least_squares import Anchor, Targets
+from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap
+from numpyro_kme.bootstrap.search import HARMLESS, Problem, some_points
 from numpyro_kme.bootstrap.weights import DirichletProcess
-from numpyro_kme.engines._iid import IidModel, Read
+from numpyro_kme.engines._iid import IidModel
+from numpyro_kme.engines._point_simulator import PointSimulator
 from numpyro_kme.engines.base import Engine, check_rule
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.losses.base import Loss, WeightedObjective
-from numpyro_kme.losses.generator import BLOCK
+from numpyro_kme.losses.base import Loss, NegativeLogLikelihood
+from numpyro_kme.losses.family import Nodes
 from numpyro_kme.losses.mmd import MMD
-from numpyro_kme.simulations.fingerprint import fingerprint
+from numpyro_kme.models.calls import Call
+from numpyro_kme.models.low_discrepancy import node_keys
+from numpyro_kme.simulations.simulate import Plan
+
+PRIOR_DRAWS, TIMES = 2048, 16
+"""Prior draws that are looked at, and their number for each of those that anchor a replicate."""
+
+TAILS = 1e-4
+"""Bounded parameters stay within these quantiles of their prior, beyond which they run to infinity."""
 
 
 @shown
@@ -37,12 +44,12 @@ class BootstrapPosterior(Posterior):
     Attributes:
         replicates: The minimisations.
         iid: The model, with its data.
-        objective: What was minimised.
+        losses: Losses of the full data at unconstrained parameters `(m, p)`, by simulation.
     """
 
     replicates: Replicates
     iid: IidModel
-    objective: WeightedObjective
+    losses: Callable[[np.ndarray], np.ndarray]
 
     def _to_save(self) -> Posterior:
         """The draws, as a `Posterior`: the rest needs the model."""
@@ -51,7 +58,7 @@ class BootstrapPosterior(Posterior):
 
     def mode(self) -> dict[str, np.ndarray]:
         """Minimum-loss estimate on the data as they are, `{site: value}`."""
-        return {name: value[0] for name, value in self.iid.latents(self.replicates.fit.u[None]).items()}
+        return {name: np.array(value[0]) for name, value in self.iid.latents(self.replicates.minimum[None]).items()}
 
     def landscape(self, site: str, values: Sequence[float], index: tuple = ()) -> np.ndarray:
         """Loss on the full data along one parameter, the others at the point estimate.
@@ -61,43 +68,38 @@ class BootstrapPosterior(Posterior):
             values: Values of that latent, or of its entry `index`.
             index: Entry of a latent that is an array.
         Returns:
-            Losses, one for each value; the part that no parameter changes is included.
+            Losses, one for each value, by simulation with common noise.
         """
         shapes, estimate = self.iid.target.shapes, self.mode()
         checks.require(site in shapes, f"`site` must be one of {list(shapes)}; got {site!r}.")
         latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in shapes}
         entry: Any = (slice(None), *index)
         latents[site][entry] = np.asarray(values)
-        reweightings, nodes = full_data(self.objective), self.replicates.nodes
-        rows = reweightings.rows(np.zeros(len(values), int))
-        losses = newton.Problems(self.objective, nodes, rows).values(self.iid.unconstrain(latents))
-        return losses + newton.offsets(self.objective, reweightings)
-
-
-RECENT: deque[Read] = deque(maxlen=8)
-"""Models of the last runs of all engines: another engine for the same model and other data compiles nothing."""
+        return self.losses(self.iid.unconstrain(latents))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class PosteriorBootstrap(Engine, Settings):
+class PosteriorBootstrap(Engine):
     r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
 
     A Dirichlet process `DP(alpha, F)` on the distribution of the data gives random weights to the data (and to
     draws of `F`); each posterior draw minimises `loss(weighted data, model)`. With `loss=MMD()` this is
     NPL-MMD: it tolerates outliers and a wrong model, where a likelihood does not. Priors of the model
-    serve as starting points only, unless `prior_weight` is positive. The simulator is called inside the compiled
-    programs that minimise, as part of a loss, or that learn from it, where no call can go elsewhere, be stopped or left
-    out: there is no `executor`, `timeout`, `on_failure`, `store`, `version` or `simulations`.
+    say where to begin, unless `prior_weight` is positive.
+
+    For a squared distance (`MMD`, `Wasserstein()` of scalars) the embedding of the model is learnt as a function of the
+    parameters from simulations where the minima lie, and every draw is a least-squares problem on it. Any simulator
+    will do: one in JAX, a black box, counts, draws that jump. Other losses are minimised by L-BFGS, and need
+    a simulator in JAX with derivatives. Simulations belong to one observation, so that there is no `num_simulations`,
+    `on_failure`, `store`, `version` or `simulations`.
 
     The model has one observed site under one plate, the data plate, along its first axis; points that are masked there
     are left out of the data::
 
-        noisy = kme.FromNoise(shift, dist.Normal(0, 1))
-
         def model(x=None):
             mean = numpyro.sample("mean", dist.Normal(0, 10))
             with numpyro.plate("data", len(x)):
-                numpyro.sample("x", kme.Simulator(noisy, mean), obs=x)
+                numpyro.sample("x", kme.Simulator(simulate, mean), obs=x)
 
     Args:
         model: The model. Its latents keep their constraints; deterministic sites come out too.
@@ -110,14 +112,19 @@ class PosteriorBootstrap(Engine, Settings):
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
             parameters vary along the plate: the loss then compares joint distributions of (covariate, response).
-        num_starts: Prior draws to start the full-data minimum from; an emulator uses at least 2,048, and 128
-            `prior_draws`.
-        num_samples, num_nodes, method, restart_every, num_simulations, prior_weight, prior_draws, progress_bar: How it
-            is computed, as in `numpyro_kme.bootstrap.Settings`.
-
-    Raises:
-        RuntimeError: By `run`, if a squared distance comes out negative by more than four of its standard errors: there
-            are too few nodes for the minimum found.
+        num_samples: Number `B` of replicates, which are the posterior draws.
+        num_nodes: Points that are simulated at each of the parameters, a power of two from 32 on.
+        prior_weight: Weight of the model's prior against the loss as a log-likelihood, for a squared distance; 0 (as
+            published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
+            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's
+            standard deviations there: what the data leave open spreads as the prior does. The `loss_scale` makes the
+            loss a log-likelihood (`bootstrap.search.loss_scale`). Exact for linear models with normal noise and normal
+            priors.
+        prior_draws: `z` is the best, by the replicate's loss, of this many draws of the prior. With 1 the prior counts
+            in every direction; with many (the published starts are the best of 500) only where the data say nothing,
+            and there as given the data, which matters where they leave a curved set open.
+        executor: Where a black box runs: an executor, or a number of processes; see `simulate`.
+        timeout: Seconds for one call of a black box.
 
     References: Dellaporta et al. (2022), AISTATS; Fong, Lyddon and Holmes (2019), ICML; Bardsley, Solonen, Haario and
     Laine (2014), SIAM J. Sci. Comput. (`prior_weight`).
@@ -131,60 +138,144 @@ class PosteriorBootstrap(Engine, Settings):
     centering: Any = None
     truncation: int = 100
     covariates: str | None = None
-    num_starts: int = 512
+    num_samples: int = 500
+    num_nodes: int = 2048
+    prior_weight: float = 0.0
+    prior_draws: int = 1
+    executor: Any = None
+    timeout: float | None = None
 
     def check_settings(self):
         """As `Engine.check_settings`."""
         super().check_settings()
-        checks.whole("num_starts", self.num_starts, 1)
         check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
-        Settings.__post_init__(self)
+        checks.whole("num_samples", self.num_samples, 1)
+        checks.whole("num_nodes", self.num_nodes, 32)
+        checks.require(
+            self.num_nodes & (self.num_nodes - 1) == 0,
+            f"`num_nodes` must be a power of two, such as 2048; got {self.num_nodes}.",
+        )
         checks.require(
             not isinstance(self.centering, str) or self.centering == "prior predictive",
             f'`centering` must be a distribution, a sampler or "prior predictive"; got {self.centering!r}.',
         )
+        checks.require(
+            0.0 <= self.prior_weight < np.inf,
+            f"`prior_weight` must be finite and not negative; got {self.prior_weight}. Use 0 to ignore the prior.",
+        )
+        checks.whole("prior_draws", self.prior_draws, 1)
+        checks.require(
+            self.prior_draws == 1 or self.prior_weight > 0.0,
+            f"`prior_draws` does nothing without a prior weight; got {self.prior_draws} with "
+            f"`prior_weight={self.prior_weight}`. Set `prior_weight=1.0`, or leave `prior_draws` out.",
+        )
         DirichletProcess(self.concentration, self.centering, self.truncation)
 
     @property
-    def resolved_loss(self) -> Loss:
-        """The loss: what was given, or the squared MMD."""
-        return MMD(length_scale=self.length_scale) if self.loss is None else self.loss
+    def plan(self) -> Plan:
+        """How a black box runs."""
+        return Plan(1, executor=self.executor, timeout=self.timeout, progress_bar=self.progress_bar)
 
     def _infer(self, rng_key, args, kwargs):
-        return self._bootstrap(rng_key, args, kwargs, self._found and self._found[0].learnt)
-
-    def _condition(self, rng_key, args, kwargs, learnt):
-        return self._bootstrap(rng_key, args, kwargs, learnt)[1]
-
-    def _bootstrap(self, rng_key, args: tuple, kwargs: dict, last: Read | None):
-        start_key, run_key = split(rng_key)
-        read = self._generator(args, kwargs, last)
-        iid, generator, process = read.iid, read.generator, read.process
-        data = iid.data if generator.covariates is None else (generator.covariates, iid.data)
-        objective = self.resolved_loss.objective(data, generator, process.points(run_key, np.arange(BLOCK), data))
-        least = least_starts(self) if self.method == "emulated" else 1
-        starts = iid.starts(start_key, max(self.num_starts, least))
-        replicates = posterior_bootstrap(run_key, objective, starts, process, self)
-        warn_of(replicates, iid.noise)
+        prior_key, run_key, design_key, noise_key = split(rng_key, 4)
+        iid = IidModel.read(self.model, args, kwargs)
+        covariates = iid.covariates(self.covariates)
+        data = iid.data.astype(np.float64) if covariates is None else (covariates, iid.data.astype(np.float64))
+        checks.finite("data", iid.data)
+        loss = (MMD(length_scale=self.length_scale) if self.loss is None else self.loss).for_data(data)
+        checks.require(
+            loss.takes_covariates or covariates is None,
+            f"{type(loss).__name__} takes no covariates. Use MMD(), or a loss of your own with `takes_covariates = "
+            "True`, whose `value` then gets pairs (covariates, responses).",
+        )
+        process = self._process(iid, covariates)
+        starts = iid.starts(prior_key, max(PRIOR_DRAWS, TIMES * self.prior_draws))
+        if loss.is_squared_distance(data):
+            problem = self._problem(iid, loss, data, starts, design_key, noise_key)
+            losses = partial(_emulated_losses, problem)
+            found = emulated_bootstrap(run_key, problem, process, self.num_samples, self.prior_draws)
+        else:
+            checks.require(
+                self.prior_weight == 0.0,
+                f"`prior_weight` needs a loss that is a squared distance, such as MMD(); got {type(loss).__name__}.",
+            )
+            family = iid.family(covariates)
+            nodes = self._nodes(iid, loss, covariates)
+            losses = partial(_generic_losses, loss, data, family, nodes, run_key)
+            found = minimised_bootstrap(run_key, loss, data, family, nodes, process, starts, self.num_samples)
+        emit_warnings(found)
+        further = {} if found.mixing_proportion is None else {"mixing_proportion": found.mixing_proportion}
         posterior = BootstrapPosterior(
             engine=type(self).__name__,
-            samples=iid.latents(replicates.u),
-            fields={
-                "loss": replicates.value,
-                "converged": replicates.converged,
-                "remaining_step": replicates.remaining,
-                "steps": replicates.steps,
-                "moved_by_restart": replicates.moved,
-                **replicates.numbers,
-            },
+            samples={name: np.asarray(value, np.float64) for name, value in iid.latents(found.u).items()},
+            fields={"loss": found.loss, "converged": found.converged, **further},
             groups={"observed_data": {iid.site: iid.data}},
-            info={"noise": iid.noise} | described(replicates) if iid.noise else described(replicates),
+            info=described(found),
             problem=iid.problem,
-            replicates=replicates,
+            replicates=found,
             iid=iid,
-            objective=objective,
+            losses=losses,
         )
-        return read, posterior
+        return None, posterior
+
+    def _problem(self, iid: IidModel, loss: Loss, data, starts: np.ndarray, design_key, noise_key) -> Problem:
+        """The bootstrap of a squared distance, with parameters in units of the prior."""
+        simulator = iid.one_call()
+        have, want = iid.data.shape[1:], simulator.event_shape
+        checks.require(
+            have == want,
+            f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
+            "simulator's output, or the axis of the data that the plate runs over.",
+        )
+        center = np.median(starts, axis=0)
+        low, high = np.quantile(starts, [0.16, 0.84], axis=0)
+        width = np.where(high > low, 0.5 * (high - low), 1.0)
+        prior = (starts - center) / width
+        box = np.where(iid.bounded, np.quantile(prior, [[TAILS], [1.0 - TAILS]], axis=0)[:, 0], [[-np.inf], [np.inf]])
+        return Problem(
+            simulate=PointSimulator(_Arguments(iid, center, width), simulator, self.plan, noise_key),
+            loss=loss,
+            data=data,
+            fit_proportion=getattr(loss, "fit_proportion", False),
+            prior=prior,
+            center=center,
+            width=width,
+            low=box[0],
+            high=box[1],
+            prior_weight=self.prior_weight,
+            num_nodes=self.num_nodes,
+            rng_key=design_key,
+            progress_bar=self.progress_bar,
+        )
+
+    def _nodes(self, iid: IidModel, loss: Loss, covariates) -> Callable[[jax.Array], Nodes]:
+        """Noise of simulated points by a key, for a loss that is differentiated."""
+        if isinstance(loss, NegativeLogLikelihood):
+            return lambda rng_key: Nodes(rng_key[None])
+        simulator = iid.one_call()
+        checks.require(
+            simulator.has_rsample,
+            f"{type(loss).__name__} is minimised by derivatives, and simulator `{simulator.name}` has none: it "
+            f"{'runs outside JAX' if simulator.black_box else 'returns whole numbers'}. Use MMD(...).",
+        )
+        call = Call.of(simulator)
+        if covariates is None:
+            return lambda rng_key: Nodes(node_keys(call.fn, rng_key, self.num_nodes, *call.zeros))
+        n, each = len(covariates), max(self.num_nodes // 64, 16)
+
+        def of_rows(rng_key):
+            keys = jax.vmap(lambda key: node_keys(call.fn, key, each, *call.zeros))(jax.random.split(rng_key, n))
+            return Nodes(keys.ravel(), np.repeat(np.arange(n), each))
+
+        return of_rows
+
+    def _process(self, iid: IidModel, covariates) -> DirichletProcess:
+        centering = self.centering
+        if isinstance(centering, Distribution):
+            centering = partial(_drawn, centering)
+        elif isinstance(centering, str) and self.concentration:
+            centering = iid.predictive(covariates)
+        return DirichletProcess(self.concentration, centering, self.truncation)
 
     @property
     def posterior(self) -> BootstrapPosterior:
@@ -196,93 +287,68 @@ class PosteriorBootstrap(Engine, Settings):
         """Everything known of the minimisations that the draws are, unconstrained."""
         return self.posterior.replicates
 
-    def _generator(self, args: tuple, kwargs: dict, last: Read | None) -> "Read":
-        """The model as a generator, and the prior; those of an earlier run again, with their compiled programs, where
-        only the data have changed, and neither settings of theirs nor anything that the model refers to."""
-        iid = IidModel.read(self.model, args, kwargs)
-        code, engine, centering = fingerprint({"model": self.model}), self._settings(), self.centering
-        names = "covariates", "concentration", "centering", "truncation"
-        for earlier in [last, *RECENT] if last else RECENT.copy():
-            if (
-                earlier.first.model is self.model
-                and earlier.code == code
-                and all(getattr(self, name) is getattr(earlier.engine, name) for name in names)
-                and iid.differs_in_data_alone(earlier.first)
-            ):
-                return replace(earlier, engine=engine, iid=iid)
-        generator = iid.generator(self.covariates)
-        if isinstance(centering, Distribution):
-            centering = partial(_drawn, centering)
-        elif isinstance(centering, str) and self.concentration:
-            centering = iid.predictive(generator)
-        process = DirichletProcess(self.concentration, centering, self.truncation)
-        read = Read(engine, iid, iid, generator, process, code)
-        RECENT.append(read)
-        return read
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Arguments of the simulator at standardised parameters."""
+
+    iid: IidModel
+    center: np.ndarray
+    width: np.ndarray
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return self.iid.arguments(self.center + self.width * x)
 
 
 def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Array:
     return distribution.sample(rng_key, (num,))
 
 
-def warn_of(replicates: Replicates, noise: str) -> None:
-    """Warn of minimisations that fell short; `noise` says in words what that of the simulator is."""
-    failed, jumps = np.flatnonzero(~replicates.converged), ""
-    if not replicates.derivatives.automatic and replicates.emulator is None:
-        jumps = (
-            " Simulated points jump as the parameters move, as counts and `where(u < p)` do, and surfaces fitted to "
-            'the loss are too coarse here: with `method="emulated"` their mean embedding is learnt.'
-        )
+def _emulated_losses(problem: Problem, u: np.ndarray) -> np.ndarray:
+    """Losses of the full data, by simulation."""
+    x, equal = (u - problem.center) / problem.width, np.full((1, problem.size), 1.0 / problem.size)
+    nodes = max(problem.num_nodes // 64, 16) if problem.has_covariates else problem.num_nodes
+    points = np.concatenate([problem.simulate(row[None], 0, nodes) for row in x])
+    embedding = problem.loss.embedding(problem.data, some_points(problem.data, points), 1000)
+    models = embedding.model(points, equal if problem.has_covariates else None)[:, 0]
+    data = np.broadcast_to(embedding.data(equal), models.shape)
+    return Targets(data, problem.fit_proportion, Anchor(x, 0.0)).loss(models)
+
+
+def _generic_losses(loss: Loss, data, family, nodes, rng_key: jax.Array, u: np.ndarray) -> np.ndarray:
+    """Losses of the full data, with common noise."""
+    n = len(jax.tree.leaves(data)[0])
+    weights: Any = np.full(n, 1.0 / n)
+    there = nodes(rng_key)
+    values = jax.lax.map(lambda one: loss.of_model(data, weights, family, one, there), np.asarray(u))
+    return np.asarray(values, np.float64) + float(loss.offset(data, weights))
+
+
+def emit_warnings(found: Replicates) -> None:
+    """Warn of minimisations that fell short."""
+    failed = np.flatnonzero(~found.converged)
     if len(failed):
         checks.warn(
-            f"{len(failed)} of {len(replicates.converged)} replicates did not converge: {failed[:10].tolist()}"
-            f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`; see "
-            f"`remaining_step`.{jumps}",
+            f"{len(failed)} of {len(found.converged)} replicates did not converge: {failed[:10].tolist()}"
+            f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`.",
         )
-    if (known := replicates.emulator) is not None:
-        if known.is_wrong:
-            checks.warn(
-                f"the emulated loss is wrong by {known.error:.2g} units of log-likelihood at the draws (root mean "
-                f"square; up to {WRONG} is harmless). Raise `num_simulations`.",
-            )
-    elif replicates.quadrature.noise > NOISY:
-        further = f". The noise of the simulator is {noise}" if noise.startswith("drawn") else ""
+    if not found.settled:
         checks.warn(
-            f"doubling the noise nodes moves the draws by {replicates.quadrature.noise:.2g} posterior standard "
-            f"deviations. Raise `num_nodes`{further}.{jumps}",
+            f"simulations at the minima move them by {found.error:.2g} posterior standard deviations (limit "
+            f"{HARMLESS}): raise `num_nodes`. Where that does not help, the data may leave parameters open: let the "
+            "prior count (`prior_weight=1.0`), or narrow it."
         )
-    if replicates.quadrature.widened is not None and not len(replicates.quadrature.widened):
-        checks.warn(f"no surface that is half as wide again has a minimum, so that none confirms the draws.{jumps}")
-    if replicates.quadrature.surface_error > COARSE:
-        checks.warn(
-            f"surfaces that are half as wide again move the draws by {replicates.quadrature.surface_error:.2g} "
-            f"posterior standard deviations: the posterior may be somewhere else, and far wider.{jumps}",
-        )
-    if not replicates.fit.converged:
-        checks.warn(f"the full-data minimum did not converge to working precision; see `replicates.fit`.{jumps}")
 
 
-def described(replicates: Replicates) -> dict[str, Any]:
+def described(found: Replicates) -> dict[str, Any]:
     """What a person reads of the minimisations."""
-    full = replicates.fit
-    error = f" +- {full.numbers['loss_error']:.1g}" if "loss_error" in full.numbers else ""
     info: dict[str, Any] = {
-        "converged": f"{int(replicates.converged.sum())} of {len(replicates.converged)} replicates",
-        "full-data loss": f"{full.value:.3g}{error}",
-        "starts at the best minimum": f"{full.reached} of {full.followed}",
-        "other minima": len(full.others),
-        "restarted elsewhere": f"{replicates.compared} replicates; {int(replicates.moved.sum())} draws moved",
-        "simulation noise (sd)": replicates.quadrature.noise,
-        "derivatives": str(replicates.derivatives),
+        "converged": f"{int(found.converged.sum())} of {len(found.converged)} replicates",
+        "full-data loss": found.minimum_loss,
+        "error of the minimisers (sd)": found.error,
     }
-    if replicates.quadrature.widened is not None:
-        info["wider surfaces (sd)"] = replicates.quadrature.surface_error
-    if (known := replicates.emulator) is not None:
-        info["simulations"] = f"{known.simulations:,} in {known.rounds} rounds"
-        info["emulated loss, error (log-likelihood)"] = f"{known.error:.2g} (resolved: {known.resolution:.2g})"
-        info["loss scale (one unit of log-likelihood)"] = known.loss_scale
-        info["derivatives"] = "automatic, of the emulator"
-        info["between networks (sd)"] = info.pop("simulation noise (sd)")
-    if (found := replicates.numbers.get("mixing_proportion")) is not None:
-        info["mixing proportion"] = f"{found.mean():.3f} (sd {found.std():.3f})"
+    if len(found.regions) > 1:
+        info["separate regions"] = f"{len(found.regions)}, with {', '.join(map(str, found.regions))} replicates"
+    if found.mixing_proportion is not None:
+        info["mixing proportion"] = f"{found.mixing_proportion.mean():.3f} (sd {found.mixing_proportion.std():.3f})"
     return info

@@ -1,22 +1,8 @@
-"""What a posterior bootstrap minimises, and the simulators it minimises over."""
+"""Discrepancies between data and a model, and the models that they compare with."""
 
-from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, TaylorExpansion, TwoSampleObjective, WeightedObjective
-from numpyro_kme.losses.generator import DrawnNoise, Generator, Noise, NormalNoise, QuadratureNodes, UniformNoise
+from numpyro_kme.losses.base import Embedding, Loss, NegativeLogLikelihood
+from numpyro_kme.losses.family import Family, Nodes
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.losses.wasserstein import Wasserstein
 
-__all__ = [
-    "MMD",
-    "DrawnNoise",
-    "Generator",
-    "Loss",
-    "NegativeLogLikelihood",
-    "Noise",
-    "NormalNoise",
-    "QuadratureNodes",
-    "TaylorExpansion",
-    "TwoSampleObjective",
-    "UniformNoise",
-    "Wasserstein",
-    "WeightedObjective",
-]
+__all__ = ["MMD", "Embedding", "Family", "Loss", "NegativeLogLikelihood", "Nodes", "Wasserstein"]

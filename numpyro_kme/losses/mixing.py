@@ -44,39 +44,3 @@ def proportion(q: Any, s: Any) -> Any:
     """Mixing proportion `c = s / q` that fits best, or the nearer of 0 and 1, of JAX or NumPy; 0 where `q` is."""
     xp = q.__array_namespace__()
     return xp.clip(s / xp.where(q == 0.0, 1.0, q), 0.0, 1.0)
-
-
-def report(
-    q: Any,
-    s: Any,
-    witness: tuple[Any, Any],
-    weights: Any,
-    coincident: Any,
-    independent: bool,
-    fit_proportion: bool,
-) -> dict[str, Any]:
-    r"""The standard error of the loss, and the mixing proportion if it is fitted, of JAX or, in rows, of NumPy.
-
-    Node `m` moves `q` by `2 v_m mu_u(y_m)` and `s` by `v_m mu_w(y_m)`, and pairs of independent nodes add
-    `2 |v|^4 Var k` to the variance of `q`, where `E k^2 <= k(y, y) q`.
-
-    Args:
-        q, s: `|mu_u|^2` and `<mu_w, mu_u>`.
-        witness: `mu_u` and `mu_w` at the simulated points, `(..., M)` each.
-        weights: `v`, `(..., M)`.
-        coincident: `sum_m v_m^2 k(y_m, y_m)`.
-        independent: Whether nodes are sampled independently; quadrature has no error of this kind.
-        fit_proportion: Whether the mixing proportion is fitted.
-    Returns:
-        `loss_error`, which is rounding alone for quadrature, and `mixing_proportion`.
-    """
-    xp = q.__array_namespace__()
-    squares = xp.sum(xp.square(weights), axis=-1)
-    peak, (by_q, by_s) = coincident / squares, derivatives(q, s, fit_proportion)[1]
-    moves = 2.0 * by_q[..., None] * witness[0] + by_s[..., None] * witness[1]
-    away = moves - xp.sum(weights * moves, axis=-1, keepdims=True)
-    single = xp.sum(xp.square(weights * away), axis=-1)
-    pairs = 2.0 * xp.square(by_q * squares) * peak * xp.maximum(q, 0.0)  # unbiased, `q` can be negative
-    # error by rounding, relative to `k(y, y)`
-    found = {"loss_error": (xp.sqrt(single + pairs) if independent else 0.0) + 1e-9 * xp.abs(peak)}
-    return found | {"mixing_proportion": proportion(q, s)} if fit_proportion else found

@@ -7,8 +7,8 @@ import numpy as np
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import full_precision
-from numpyro_kme.losses.base import Loss
-from numpyro_kme.losses.generator import vectors
+from numpyro_kme.losses.base import Embedding, Loss
+from numpyro_kme.losses.family import vectors
 
 
 @frozen
@@ -38,11 +38,19 @@ class Wasserstein(Loss):
     @full_precision
     def value(self, x, w, y, v):
         """The p-th power of the distance."""
-        x, y = vectors(x), vectors(y)
+        x, y = vectors(jnp.asarray(x)), vectors(jnp.asarray(y))
         if x.shape[1] == 1:
             return self._scalars(x[:, 0], w, y[:, 0], v)
         plan = jax.lax.stop_gradient(self._plan(x, w, y, v))
         return jnp.vdot(plan, self._cost(x, y))
+
+    def is_squared_distance(self, data):
+        """It is for scalars where `p` is 2."""
+        return self.p == 2.0 and isinstance(data, np.ndarray) and data.size == len(data)
+
+    def embedding(self, data, simulated, max_rank):
+        """Quantiles averaged over equal cells of probability."""
+        return Quantiles(np.ravel(data), max_rank)
 
     def _cost(self, x, y):
         squared = jnp.sum(jnp.square(x[:, None] - y[None]), axis=2)
@@ -70,6 +78,34 @@ class Wasserstein(Loss):
 
         given = map(jax.lax.stop_gradient, (w, v, cost))
         return solves.call_back(solve, cost.shape, cost.dtype, *given, vmap_method="sequential")
+
+
+@frozen
+class Quantiles(Embedding):
+    r"""Quantile functions `F^-1`, averaged over `num` cells of equal probability and divided by the root of `num`.
+
+    The squared distance of two is $W_2^2 = \int_0^1 (F^{-1} - G^{-1})^2$ but for their variation within cells.
+    """
+
+    points: np.ndarray
+    num: int
+
+    def data(self, weights, extra=None):
+        """Quantiles of the weighted data."""
+        rows = np.broadcast_to(self.points, (len(weights), len(self.points)))
+        rows = rows if extra is None else np.concatenate([rows, extra.reshape(len(weights), -1)], axis=1)
+        return np.stack([self._averages(x, w) for x, w in zip(rows, weights)])
+
+    def model(self, points, weights=None):
+        """Quantiles of simulated samples."""
+        rows = points.reshape(len(points), -1)
+        equal = np.full(rows.shape[1], 1.0 / rows.shape[1])
+        return np.stack([self._averages(x, equal) for x in rows])[:, None]
+
+    def _averages(self, x, w):
+        order, levels = np.argsort(x), np.linspace(0.0, 1.0, self.num + 1)
+        below, area = (np.append(0.0, np.cumsum(part[order])) for part in (w, w * x))
+        return np.sqrt(self.num) * np.diff(np.interp(levels, below / below[-1], area / below[-1]))
 
 
 def _import_pot():

@@ -1,10 +1,12 @@
 """Models in, models out: a density or a loss in place of a simulator, and simulators in place of observations."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import numpyro
 from jax.typing import ArrayLike
@@ -14,22 +16,23 @@ from numpyro.primitives import Messenger
 from numpyro_kme._core import checks, compat
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
 from numpyro_kme.losses.base import Loss
-from numpyro_kme.losses.generator import Generator, QuadratureNodes
+from numpyro_kme.losses.family import Family, Nodes
 from numpyro_kme.losses.mmd import MMD
-from numpyro_kme.mcmc.loss_density import Bound, Call, LossDensity, check_site
+from numpyro_kme.mcmc.loss_density import Bound, LossDensity, check_site
 from numpyro_kme.mcmc.noise import (
     NOISE,
     CommonNoise,
     FreshNoise,
     LatentNoise,
     NoisePolicy,
-    even_noise,
+    common_nodes,
+    declared_noise,
     fresh_nodes,
-    independent_noise,
-    latent_noise,
     simulation_key,
+    takes_even_noise,
 )
 from numpyro_kme.mcmc.soft_abc import soft_abc
+from numpyro_kme.models.calls import Call
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import require_known, require_whole_calls
 
@@ -211,37 +214,48 @@ class generalized_bayes(Messenger):
         if isinstance(simulator, Simulator):
             bound = self._bind(msg, simulator)
             nodes = self._nodes(msg, simulator, bound)
-            msg["fn"] = LossDensity(simulator, bound, nodes, self.weight, isinstance(self.noise, CommonNoise))
+            msg["fn"] = LossDensity(simulator, bound, nodes, self.weight)
 
-    def _bind(self, msg, simulator: Simulator) -> "Bound":
+    def _bind(self, msg, simulator: Simulator) -> Bound:
         """The loss bound to the data, once for each observation."""
         name, covariates = msg["name"], self.covariates.get(msg["name"])
         msg["value"] = simulator.vector(msg["value"])
         check_site(msg, simulator, covariates)
         value = np.asarray(msg["value"])
-        form = {CommonNoise: even_noise, LatentNoise: latent_noise}.get(type(self.noise), independent_noise)(simulator)
-        call = Call.of(simulator, form, grouped=covariates is not None)
-        signature = call, value.tobytes(), value.shape
+        if isinstance(self.noise, LatentNoise):
+            declared_noise(simulator)
+        call, fn = Call.of(simulator), cast(Any, simulator.fn)
+        call = replace(call, fn=fn.fn) if isinstance(self.noise, LatentNoise) else call
+        groups = () if covariates is None else simulator.groups
+        signature = call, groups, value.tobytes(), value.shape
         known = self._bound.get(name)
         if known is None or known[0] != signature:
-            smooth = simulator.has_rsample
-            generator = Generator(call, form.rule, call.dim, covariates=covariates, differentiable=smooth)
-            known = self._bound[name] = signature, Bound.make(self.loss, value, generator)
+            given = None if covariates is None else np.asarray(covariates)
+            family = Family(partial(_at_group, call, groups), simulator.arguments.size, None, given)
+            independent = not isinstance(self.noise, CommonNoise) or not takes_even_noise(simulator)
+            known = self._bound[name] = signature, Bound.make(self.loss, value, family, independent)
         return known[1]
 
-    def _nodes(self, msg, simulator: Simulator, bound: "Bound") -> QuadratureNodes | None:
+    def _nodes(self, msg, simulator: Simulator, bound: Bound) -> Nodes | None:
         """Sets of noise nodes `(sets, M, ...)`; None where a kernel has to bring the key."""
         noise = self.noise
         if isinstance(noise, LatentNoise):
-            one = latent_noise(simulator).distribution(simulator)
+            one = declared_noise(simulator)
             all_noise = one.expand((noise.num_simulations, *one.batch_shape)).to_event(1 + len(one.batch_shape))
             with compat.outside(self):
-                values = numpyro.sample(f"{msg['name']}_noise", all_noise, infer={NOISE: True})
-            return QuadratureNodes(values[None], jnp.full((1, noise.num_simulations), 1.0 / noise.num_simulations))
+                return Nodes(numpyro.sample(f"{msg['name']}_noise", all_noise, infer={NOISE: True})[None])
         key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
         if isinstance(noise, FreshNoise):
-            return None if key is None else fresh_nodes(bound.objective.generator.noise, key, noise)
-        return bound.objective.generator.draw_nodes(noise.rng_key if key is None else key, noise.num_simulations, 1)
+            return None if key is None else fresh_nodes(key, noise)
+        key = noise.rng_key if key is None else key
+        with jax.ensure_compile_time_eval() if checks.is_concrete(key) else nullcontext():
+            nodes = common_nodes(simulator, key, noise.num_simulations, bound.family.covariates)
+        return jax.tree.map(lambda leaf: leaf[None], nodes)
+
+
+def _at_group(call: Call, groups: tuple[int, ...], arguments, noise, row=None):
+    """One call, with the arguments of group `row` where they vary."""
+    return call(arguments if row is None else arguments.reshape(*groups, -1)[row], noise)
 
 
 def _counts(mask: ArrayLike) -> bool:

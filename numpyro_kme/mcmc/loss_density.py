@@ -1,7 +1,7 @@
 """A loss between data and simulated draws as a density of the data: `exp(-weight n loss)`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,104 +12,54 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import full_precision, in_present_precision, on_host
-from numpyro_kme._core.programs import pieces
-from numpyro_kme.losses.base import Loss, WeightedObjective
-from numpyro_kme.losses.generator import Generator, QuadratureNodes
-from numpyro_kme.mcmc.noise import NoiseForm
+from numpyro_kme._core.host import full_precision
+from numpyro_kme.losses.base import Loss
+from numpyro_kme.losses.family import Family, Nodes
 from numpyro_kme.models.simulator import Simulator
 
 _no_key = compat.valueless("fresh_noise_log_prob")
 
 
-def declared(simulator: Simulator) -> tuple[tuple[int, ...], str] | None:
-    """Shape and dtype that a black-box simulator declares; None for one in JAX."""
-    return (simulator.event_shape, str(simulator.dtype)) if simulator.black_box else None
-
-
-def one_point(fn: Callable, params, noise, black_box: tuple[tuple[int, ...], str] | None) -> jax.Array:
-    """One point of a simulator from its noise, `fn(noise, *params)`; `black_box` is what `declared` says."""
-    if black_box is not None:
-        shape, dtype = black_box
-        drawn = Simulator(fn, *params, shape=shape, dtype=dtype).sample(noise)
-    else:
-        with compat.shielded():
-            drawn = fn(noise, *params)
-    return jnp.asarray(drawn, jnp.result_type(float))
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a simulator as a function of its flattened arguments and the noise."""
-
-    fn: Callable
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    black_box: tuple[tuple[int, ...], str] | None
-    groups: tuple[int, ...]
-
-    @classmethod
-    def of(cls, simulator: Simulator, form: NoiseForm, grouped: bool) -> "Call":
-        """A call of a simulator with such noise, for one of its groups of arguments where it is `grouped`."""
-        dtypes = tuple(str(param.dtype) for param in simulator.params)
-        groups = simulator.groups if grouped else ()
-        return cls(form.applied(simulator.fn), simulator.call_shapes, dtypes, declared(simulator), groups)
-
-    @property
-    def dim(self) -> int:
-        """Number of arguments, of all groups."""
-        return int(np.prod(self.groups)) * sum(int(np.prod(shape)) for shape in self.shapes)
-
-    def __call__(self, arguments, noise, row=None):
-        """Simulate one point, with the arguments of group `row`."""
-        arguments = arguments if row is None else arguments.reshape(*self.groups, -1)[row]
-        params = [block.astype(dtype) for block, dtype in zip(pieces(arguments, self.shapes), self.dtypes)]
-        return one_point(self.fn, params, noise, self.black_box)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bound:
-    """A loss bound to data, with what does not depend on the parameters computed once.
+    """A loss bound to data.
 
     Attributes:
-        objective: The loss as a function of the simulator's arguments.
-        reduced: The reduced data terms.
-        offset: What the objective leaves out because parameters do not change it.
-        size: Number of data points.
+        loss: The loss.
+        data: `(n, *event)`, or a pair (covariates, data).
+        family: The model, as a function of the simulator's arguments.
+        offset: The part of the loss that no parameter changes.
     """
 
-    objective: WeightedObjective
-    reduced: Any
-    offset: Any
-    size: int = field(metadata=dict(static=True))
+    loss: Loss
+    data: Any
+    family: Family
+    offset: np.ndarray
 
     @classmethod
-    @on_host
-    def make(cls, loss: Loss, value: np.ndarray, generator: Generator) -> "Bound":
-        """Bind to data `(n, *event)`, in float64."""
-        data = value if generator.covariates is None else (generator.covariates, value)
-        objective, weights = loss.objective(data, generator), jnp.full(len(value), 1.0 / len(value))
-        return cls(objective, objective.reduce(weights), objective.offsets(weights[None])[0], len(value))
+    def make(cls, loss: Loss, value: np.ndarray, family: Family, independent: bool) -> "Bound":
+        """Bind to data `(n, *event)`; simulations are `independent`, or spread evenly."""
+        given = value if family.covariates is None else (family.covariates, value)
+        with jax.ensure_compile_time_eval():
+            bound = loss.for_data(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), given))
+            bound = bound.for_independent() if independent else bound
+            data = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.result_type(float)), given)
+            return cls(bound, data, family, np.asarray(bound.offset(data, _equal(len(value)))))
+
+    @property
+    def size(self) -> int:
+        """Number of data points."""
+        return len(jax.tree.leaves(self.data)[0])
 
     @full_precision
-    def values(self, arguments: jax.Array, nodes: QuadratureNodes) -> jax.Array:
+    def values(self, arguments: jax.Array, nodes: Nodes) -> Any:
         """Losses at one point, `(sets,)`."""
-        return self.offset + jax.vmap(lambda one: self.objective.value(self.reduced, arguments, one))(nodes)
+        one = partial(self.loss.of_model, self.data, _equal(self.size), self.family, arguments)
+        return self.offset + jax.vmap(one)(nodes)
 
 
-@jax.custom_jvp
-def smooth_values(bound: Bound, nodes: QuadratureNodes, arguments: jax.Array) -> jax.Array:
-    """`bound.values(arguments, nodes)` with the loss's own derivative in the arguments."""
-    return bound.values(arguments, nodes)
-
-
-@smooth_values.defjvp
-@full_precision
-def _(primals, tangents):
-    bound, nodes, arguments = primals
-    value, slope = jax.vmap(lambda one: bound.objective.slope(bound.reduced, arguments, one))(nodes)
-    return value + bound.offset, slope @ tangents[2]
+def _equal(size: int) -> Any:
+    return np.full(size, 1.0 / size, jnp.result_type(float))
 
 
 class LossDensity(Distribution):
@@ -123,13 +73,12 @@ class LossDensity(Distribution):
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("bound", "nodes", "weight", "arguments")
-    pytree_aux_fields = ("_common", "_name", "_smooth", "_black_box")
+    pytree_data_fields = ("nodes", "weight", "arguments")
+    pytree_aux_fields = ("bound", "_name", "_smooth", "_black_box")
 
-    def __init__(self, simulator: Simulator, bound: Bound, nodes: QuadratureNodes | None, weight, common: bool):
+    def __init__(self, simulator: Simulator, bound: Bound, nodes: Nodes | None, weight):
         self.bound, self.nodes, self.weight = bound, nodes, weight
         self.arguments = simulator.arguments.reshape(-1)
-        self._common = common
         self._name, self._smooth, self._black_box = simulator.name, simulator.has_rsample, simulator.black_box
         super().__init__((bound.size,), simulator.event_shape)
 
@@ -165,10 +114,9 @@ class LossDensity(Distribution):
             )
             settings = dict(shape=self.batch_shape, dtype=jnp.result_type(float), message=message)
             return _no_key(jnp.asarray(value), self.arguments, **settings)
-        bound, nodes = in_present_precision((self.bound, self.nodes))
+        bound = self.bound
         arguments = self.arguments if self._smooth else compat.without_derivative(self.arguments, self._no_derivative)
-        smooth = self._smooth and self._common
-        losses = smooth_values(bound, nodes, arguments) if smooth else bound.values(arguments, nodes)
+        losses = bound.values(arguments, self.nodes)
         total = logsumexp(-self.weight * bound.size * losses) - np.log(len(losses))
         return jnp.broadcast_to(total / bound.size, self.batch_shape)
 
@@ -191,6 +139,11 @@ def check_site(msg, simulator: Simulator, covariates) -> None:
         len(frames) == 1 and len(simulator.batch_shape) == 1 and simulator.batch_shape[0] >= 2,
         f"Site {name!r} must stand in one plate, the data plate, with one event for each of at least two data points; "
         f"it has the plates {[(frame.name, frame.size) for frame in frames]} and batch shape {simulator.batch_shape}.",
+    )
+    checks.require(
+        np.shape(msg["value"])[1:] == simulator.event_shape,
+        f"One data point at site {name!r} has shape {np.shape(msg['value'])[1:]} and one simulated point "
+        f"{simulator.event_shape}; they must agree.",
     )
     checks.require(
         checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights),

@@ -2,23 +2,22 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import field, replace
-from functools import lru_cache, partial
-from typing import NamedTuple
+from dataclasses import field
+from functools import partial
+from typing import Any
 from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-import scipy
 from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme.losses.generator import DrawnNoise, Noise, NormalNoise, QuadratureNodes
-from numpyro_kme.models import normalise
-from numpyro_kme.models.lifting import LiftedNoise, NoiseNotLifted, lift_noise
+from numpyro_kme.losses.family import Nodes
+from numpyro_kme.models.calls import Call
+from numpyro_kme.models.low_discrepancy import accepts, node_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 
@@ -27,13 +26,14 @@ from numpyro_kme.models.simulator_functions import FromNoise
 class CommonNoise:
     """The same noise at every point of the chain: a smooth density, for any kernel.
 
-    Where the noise of the simulator is declared (`FromNoise`) or lifted out of it (`lift_noise`), `num_simulations` are
-    nodes of a quadrature, for one number, or low-discrepancy points, for several. Otherwise the posterior is that of
-    one simulated sample, close to the one with infinitely many only if the sample is much larger than the data.
-    `noise_sensitivity` rescores draws under other keys.
+    A simulator in JAX runs on keys of low discrepancy (`models.node_keys`), a Latin hypercube over its noise. Others,
+    and those that take no such keys, have independent noise: the posterior is then that of one simulated sample, close
+    to the one with infinitely many only if the sample is much larger than the data. `noise_sensitivity` rescores draws
+    under other keys.
 
     Args:
-        num_simulations: Simulated points `M`; ten times the data is a start.
+        num_simulations: Simulated points `M`, a power of two where keys are of low discrepancy (rounded up); ten times
+            the data is a start.
         rng_key: Makes the noise.
     """
 
@@ -50,8 +50,8 @@ class LatentNoise:
     """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
 
     Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
-    points; with simulators in JAX whose noise is declared (`FromNoise`) or can be lifted (`lift_noise`), for NUTS, and
-    for `PseudoMarginal` where draws have no derivative.
+    points; with simulators in JAX whose noise is declared (`FromNoise`), for NUTS, and for `PseudoMarginal` where draws
+    have no derivative.
 
     Args:
         num_simulations: Simulated points `M`.
@@ -128,104 +128,54 @@ class simulation_keys(Messenger):
                 msg["value"] = (jax.vmap(fold) if many else fold)(self.rng_key)
 
 
-class NoiseForm(NamedTuple):
-    """The noise of a simulator, as a rule that makes it and what it is in words.
+def declared_noise(simulator: Simulator) -> dist.Distribution:
+    """The distribution of the noise of one call.
 
-    Attributes:
-        rule: Makes noise values.
-        lifted: The simulator as a function of normals, where its noise was lifted out of it.
-        note: What the noise is.
+    Raises:
+        ValueError: If the simulator does not declare it.
     """
-
-    rule: Noise
-    lifted: LiftedNoise | None
-    note: str
-
-    def applied(self, fn: Callable) -> Callable:
-        """A simulator's function, `fn` as it is now, as a function of a noise value and its parameters."""
-        if self.lifted is not None:
-            return replace(self.lifted, fn=fn)
-        return fn.fn if isinstance(fn, FromNoise) else fn
-
-    def distribution(self, simulator: Simulator) -> dist.Distribution:
-        """The distribution of a noise value.
-
-        Raises:
-            ValueError: If the noise is keys.
-        """
-        if self.lifted is not None:
-            return dist.Normal(0.0, 1.0).expand([self.lifted.dim]).to_event(1)
-        if isinstance(simulator.fn, FromNoise):
-            return simulator.fn.noise
-        raise checks.explained(
-            f"The noise of simulator `{simulator.name}` is needed as numbers, for a latent of the model, and it is "
-            f"{self.note}. Declare it, Simulator(FromNoise(fn, noise), ...), or use FreshNoise with PseudoMarginal."
-        )
+    fn: Any = simulator.fn
+    checks.require(
+        isinstance(fn, FromNoise),
+        f"The noise of simulator `{simulator.name}` is needed as numbers, for a latent of the model. Declare it: write "
+        "`fn(noise, *params)` and Simulator(FromNoise(fn, dist.Normal(0, 1)), *params), with the distribution of the "
+        "noise of one call; or use FreshNoise with PseudoMarginal.",
+    )
+    return fn.noise
 
 
-def independent_noise(simulator: Simulator) -> NoiseForm:
-    """Independent draws of a simulator's noise: of its declared distribution, or keys."""
-    fn = simulator.fn
-    if isinstance(fn, FromNoise):
-        return NoiseForm(DrawnNoise(fn.noise.sample), None, "declared, drawn independently")
-    return NoiseForm(DrawnNoise(), None, "drawn independently from random keys")
+def takes_even_noise(simulator: Simulator) -> bool:
+    """Tell whether a simulator runs on keys of low discrepancy."""
+    call = Call.of(simulator)
+    return not simulator.black_box and accepts(call.fn, *call.zeros)
 
 
-def latent_noise(simulator: Simulator) -> NoiseForm:
-    """Noise that is a latent of the model: values that are independent under their distribution."""
-    form = even_noise(simulator)
-    return form._replace(rule=DrawnNoise(form.distribution(simulator).sample))
+def common_nodes(simulator: Simulator, key: jax.Array, num: int, covariates: np.ndarray | None) -> Nodes:
+    """Nodes that stay; with covariates a share for each data point, an even number of nodes."""
+    rows = None if covariates is None else len(covariates)
+    each = 2 ** int(np.ceil(np.log2(num if rows is None else max(num / rows, 2.0))))
+    call = Call.of(simulator)
+
+    def keys(key, count):
+        if not takes_even_noise(simulator):
+            return jax.random.split(key, count)
+        return node_keys(call.fn, key, count, *call.zeros)
+
+    if rows is None:
+        return Nodes(keys(key, each if takes_even_noise(simulator) else num))
+    return Nodes(
+        jnp.concatenate([keys(one, each) for one in jax.random.split(key, rows)]), np.repeat(np.arange(rows), each)
+    )
 
 
-def even_noise(simulator: Simulator) -> NoiseForm:
-    """Quadrature or low-discrepancy points where the noise is declared, or can be lifted out of the simulator, and
-    follows from normals; else independent draws."""
-    rule = _declared(simulator.fn) if isinstance(simulator.fn, FromNoise) else None
-    if rule is not None:
-        return NoiseForm(rule, None, "declared")
-    drawn = independent_noise(simulator)
-    if simulator.black_box:
-        return drawn._replace(note=f"{drawn.note}: `{simulator.name}` runs in NumPy")
-    lifted = _lifted(simulator.fn, simulator.call_shapes, tuple(str(param.dtype) for param in simulator.params))
-    if isinstance(lifted, str):
-        return drawn._replace(note=f"{drawn.note}, not lifted: {lifted}")
-    # largest number of normals for which there are low-discrepancy points
-    if not 1 <= lifted.dim <= scipy.stats.qmc.Sobol.MAXDIM:
-        return drawn._replace(note=f"{drawn.note}: one draw takes {lifted.dim} numbers")
-    return NoiseForm(NormalNoise(lifted.dim), lifted, str(lifted))
-
-
-def _lifted(fn: Callable, shapes: tuple, dtypes: tuple) -> LiftedNoise | str:
-    """A simulator as it is now with its noise lifted, or why it cannot be."""
-    try:
-        return lift_noise(fn, *(np.ones(shape, dtype) for shape, dtype in zip(shapes, dtypes)))
-    except NoiseNotLifted as error:
-        return str(error)
-
-
-@lru_cache(maxsize=256)
-def _declared(fn: FromNoise) -> NormalNoise | None:
-    """A declared noise as a function of normals; None where it is not known as one."""
-    try:
-        normalise.check(fn.noise)
-    except normalise.NoNormalMap:
-        return None
-    return NormalNoise(int(np.prod(fn.noise.shape())), partial(_of_normals, fn.noise))
-
-
-def _of_normals(noise, z):
-    return normalise.from_normal(noise, z.reshape(noise.shape()))
-
-
-def fresh_nodes(drawn: Noise, key: jax.Array, noise: FreshNoise) -> QuadratureNodes:
-    """Independent sets of nodes `(repeats, M, ...)`; with keys `(blocks,)` each makes an equal part of every set."""
+def fresh_nodes(key: jax.Array, noise: FreshNoise) -> Nodes:
+    """Independent sets of nodes `(repeats, M)`; with keys `(blocks,)` each makes an equal part of every set."""
     num, sets = noise.num_simulations, noise.repeats
     if not checks.is_key(key) or key.ndim == 0:
-        return drawn.nodes(key, num, sets)
+        return Nodes(jax.random.split(key, (sets, num)))
     checks.require(
         num % len(key) == 0,
         f"`num_simulations` must be a multiple of the number of blocks; got {num} points and {len(key)} blocks.",
     )
-    parts = jax.vmap(lambda one: drawn.nodes(one, num // len(key), sets))(key)
-    values = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(sets, num, *leaf.shape[3:]), parts.values)
-    return QuadratureNodes(values, jnp.full((sets, num), 1.0 / num))
+    parts = jax.vmap(lambda one: jax.random.split(one, (sets, num // len(key))))(key)
+    return Nodes(jnp.moveaxis(parts, 0, 1).reshape(sets, num))

@@ -14,15 +14,15 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.mcmc.noise import NOISE, even_noise
+from numpyro_kme.mcmc.noise import NOISE, declared_noise
 from numpyro_kme.models.simulator import Simulator
 
 
 class soft_abc(Messenger):
     r"""The same model with a kernel around the output of each observed simulator, and its noise as a latent.
 
-    $p_\epsilon(\theta, z \mid y) \propto p(\theta)\, N(z; 0, I)\, k_\epsilon(y, f(z, \theta))$, where `f(z, theta)` is
-    the simulator as a function of standard normals (`lift_noise`), or of the noise that it declares (`FromNoise`). Its
+    $p_\epsilon(\theta, z \mid y) \propto p(\theta)\, p(z)\, k_\epsilon(y, f(z, \theta))$, where `f(z, theta)` is
+    the simulator as a function of the noise that it declares (`FromNoise`). Its
     marginal in $\theta$ is the soft ABC posterior, $p(\theta)\, E[k_\epsilon(y, x) \mid \theta]$, exactly: no
     simulation is rejected or weighted, and NUTS follows the derivatives of the simulator. Where draws have none, since
     they are whole numbers or jump, `PseudoMarginal` moves parameters and noise without. The smaller $\epsilon$, the
@@ -57,8 +57,7 @@ class soft_abc(Messenger):
         simulator = compat.innermost(msg["fn"])
         if not isinstance(simulator, Simulator):
             return
-        form, batch = even_noise(simulator), simulator.batch_shape
-        one = form.distribution(simulator)
+        one, batch = declared_noise(simulator), simulator.batch_shape
         scale = compat.scale(msg)
         checks.require(
             not checks.is_concrete(scale) or bool(np.all(np.asarray(scale) == 1.0)),
@@ -74,7 +73,7 @@ class soft_abc(Messenger):
         if not simulator.has_rsample:
             rows = compat.without_derivative(rows, _no_derivative(simulator))
         with compat.shielded():
-            simulated = jax.vmap(form.applied(simulator.fn))(*rows).reshape(batch + simulator.event_shape)
+            simulated = jax.vmap(simulator.fn.fn)(*rows).reshape(batch + simulator.event_shape)
         msg["fn"] = compat.rewrapped(msg["fn"], lambda _: AroundSimulation(self.kernel, simulated, simulator.event_dim))
 
 

@@ -11,10 +11,9 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import constants, full_precision, on_host
-from numpyro_kme.mcmc.noise import even_noise
+from numpyro_kme._core.host import full_precision
 from numpyro_kme.models.simulator import Simulator
 
 
@@ -28,18 +27,15 @@ class SyntheticLikelihood(Distribution):
     a JAX function that is differentiable in its parameters. It is the likelihood of the simulator if its outputs are
     normal and `num_simulations` is large: they should be summaries, averages of much data.
 
-    Simulations at every `theta` share their noise, which makes the density a smooth, fixed function. Where it can be
-    lifted out of the simulator (`lift_noise`) or is declared (`FromNoise`), its values are nodes of a quadrature, for
-    one number, or low-discrepancy points, for several, and the moments are the nearer to those of infinitely many
-    simulations. With `rng_key=simulation_key("x")` and the kernel `PseudoMarginal` simulations are fresh at every
+    Simulations at every `theta` share their noise, which makes the density a smooth, fixed function. With
+    `rng_key=simulation_key("x")` and the kernel `PseudoMarginal` simulations are fresh at every
     proposal instead.
 
     Args:
         fn: The simulator, as in `Simulator`.
         *params: The arguments of one call.
-        num_simulations: Simulations at each `theta`; more than the event has numbers, plus two. Rounded up to a power
-            of two where noise is low-discrepancy points.
-        rng_key: Makes independent simulations; left out, their noise is spread evenly where it can be. Of several keys
+        num_simulations: Simulations at each `theta`; more than the event has numbers, plus two.
+        rng_key: Makes independent simulations, always with the same key when left out. Of several keys
             `(blocks,)`, as `PseudoMarginal(blocks=...)` gives them, each makes an equal part of the simulations.
         shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
     Raises:
@@ -112,10 +108,10 @@ class SyntheticLikelihood(Distribution):
             jnp.shape(value)[jnp.ndim(value) - self.event_dim :] == self.event_shape,
             f"`value` must have shape (..., *{self.event_shape}), as the simulator gives; got {jnp.shape(value)}.",
         )
-        drawn, weights, unbiased = self._simulated()
-        mean = weights @ drawn
+        drawn = self._simulated()
+        mean = jnp.mean(drawn, axis=0)
         centred = drawn - mean[None]
-        covariance = unbiased * (weights[None] * centred.T) @ centred
+        covariance = centred.T @ centred / (len(drawn) - 1)
         factor = jnp.linalg.cholesky(covariance)
         _check_rank(mean, covariance)
         value = jnp.asarray(value)
@@ -125,23 +121,13 @@ class SyntheticLikelihood(Distribution):
         constant = 0.5 * len(mean) * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
         return (-0.5 * jnp.sum(jnp.square(white), axis=0) - constant).reshape(lead)
 
-    def _simulated(self) -> tuple[jax.Array, jax.Array, float]:
-        """Simulations `(M, numbers)`, their weights `(M,)`, and what makes their covariance unbiased."""
-        simulator = self.simulator
-        if self.rng_key is None and not (form := even_noise(simulator)).rule.independent:
-            nodes = constants(on_host(lambda: form.rule.even(jax.random.key(0), self.num_simulations))())
-            call = form.applied(simulator.fn)
-            with compat.shielded():
-                drawn = jax.vmap(lambda noise: call(noise, *simulator.params))(nodes.values)
-            weights, unbiased = nodes.weights, 1.0
-        else:
-            keys = _keys(jax.random.key(0) if self.rng_key is None else self.rng_key)
-            each = self.num_simulations // len(keys)
-            drawn = jax.lax.map(lambda key: simulator.sample(key, (each,)), keys)
-            weights = jnp.full(self.num_simulations, 1.0 / self.num_simulations)
-            unbiased = self.num_simulations / (self.num_simulations - 1)
-        drawn = drawn.reshape(len(weights), -1)
-        return drawn.astype(jnp.result_type(float, drawn)), weights, unbiased
+    def _simulated(self) -> jax.Array:
+        """Independent simulations, `(M, numbers)`."""
+        keys = _keys(jax.random.key(0) if self.rng_key is None else self.rng_key)
+        each = self.num_simulations // len(keys)
+        drawn = jax.lax.map(lambda key: self.simulator.sample(key, (each,)), keys)
+        drawn = drawn.reshape(self.num_simulations, -1)
+        return drawn.astype(jnp.result_type(float, drawn))
 
 
 def _check_rank(mean, covariance) -> None:

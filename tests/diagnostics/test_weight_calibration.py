@@ -21,7 +21,7 @@ def narrow(x):
 
 
 def test_the_weight_of_a_normal_location_is_the_ratio_of_variances():
-    bootstrap = PosteriorBootstrap(narrow, NegativeLogLikelihood(), num_samples=600, num_nodes=8, progress_bar=False)
+    bootstrap = PosteriorBootstrap(narrow, NegativeLogLikelihood(), num_samples=600, progress_bar=False)
     bootstrap.run(jax.random.key(0), X)
     found = calibrate_weight(bootstrap)
     # Dirichlet weights: Var(replicate) = s^2 / (n + 1); the loss has Hessian 1, so the posterior has variance 1 / (w n)

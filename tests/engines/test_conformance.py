@@ -278,15 +278,13 @@ ROWS = {
         error=1.5,
     ),
     "posterior bootstrap": Row(
-        lambda m, **s: kme.PosteriorBootstrap(
-            m, num_samples=40, num_nodes=64, num_starts=16, **{"progress_bar": False} | s
-        ),
+        lambda m, **s: kme.PosteriorBootstrap(m, num_samples=40, **{"progress_bar": False} | s),
         data_set,
         {"mode": lambda e: e.mode(), "landscape": lambda e: e.posterior.landscape("theta", [0.0, 0.5, 1.0])},
         PARTS | PLOTS,
         bank=False,
         error=1.5,
-        lacks=frozenset({"executor", "timeout", "on_failure", "store", "version", "simulations"}),
+        lacks=frozenset({"num_simulations", "on_failure", "store", "version", "simulations"}),
     ),
 }
 
@@ -317,7 +315,7 @@ def test_an_engine_takes_the_whole_plan_or_says_what_it_lacks(name):
     settings = {field.name for field in dataclasses.fields(engine) if field.init}
     assert {*PLAN, "simulations", "num_samples"} - settings == row.lacks
     assert all(f"`{setting}`" in type(engine).__doc__ for setting in row.lacks)
-    if "executor" not in row.lacks:
+    if not row.lacks:
         found = dataclasses.replace(engine, **PLAN).plan
         assert {setting: getattr(found, setting) for setting in PLAN} == PLAN
         given = kme.Simulations({}, {"x": np.zeros(9)})
@@ -564,7 +562,11 @@ def test_what_serves_other_observations_says_how(name, fitted):
 
 @pytest.mark.parametrize(
     ("name", "bar"),
-    [("kernel ABC", "simulating"), ("kernel recursive ABC", "iterations"), ("posterior bootstrap", "bootstrapping")],
+    [
+        ("kernel ABC", "simulating"),
+        ("kernel recursive ABC", "iterations"),
+        ("posterior bootstrap", "moving to the minima"),
+    ],
 )
 def test_progress_is_shown_where_it_is_wanted(name, bar, fitted, capsys, monkeypatch):
     for variable in ("CI", "PYTEST_XDIST_WORKER"):

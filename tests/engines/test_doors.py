@@ -321,9 +321,7 @@ ENGINES = {
         lambda of: kme.DistributionRegressionABC(of, 1000, **QUIET), False, exact_but_for_the_bandwidth
     ),
     "KernelRecursiveABC": Row(lambda of: kme.KernelRecursiveABC(of), False, most_likely),
-    "PosteriorBootstrap": Row(
-        lambda of: kme.PosteriorBootstrap(of, MMD(), num_samples=32, num_starts=64), True, least_loss
-    ),
+    "PosteriorBootstrap": Row(lambda of: kme.PosteriorBootstrap(of, MMD(), num_samples=32), True, least_loss),
 }
 
 DEFAULT = {

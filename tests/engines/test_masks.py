@@ -16,6 +16,7 @@ from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics
+from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, NegativeLogLikelihood
 from numpyro_kme.mcmc.noise import CommonNoise
@@ -325,25 +326,24 @@ def line(y, covariates, mask=True, density=False, scale=1.0):
 
 def test_the_bootstrap_reads_no_masked_points():
     """What it reads of the model is what it reads where they were never there."""
-    given = dict(covariates=COVARIATES, mask=SOME)
-    engine = kme.PosteriorBootstrap(line, MMD(Gaussian(1.0)), covariates="covariates")
-    read = engine._generator((np.where(SOME, Y, np.nan),), given, None)
-    np.testing.assert_array_equal(read.iid.data, Y[SOME])
-    np.testing.assert_array_equal(np.ravel(read.generator.covariates), COVARIATES[SOME])
-    u, noise = jnp.array([1.7]), jnp.float32(0.4)
-    simulated = jax.jit(jax.vmap(lambda row: read.generator.simulate(u, noise, row)))(np.arange(SOME.sum()))
-    np.testing.assert_allclose(simulated, 1.0 + 1.7 * COVARIATES[SOME] + 0.3 * 0.4, rtol=1e-5)
-    dense = kme.PosteriorBootstrap(line, NegativeLogLikelihood())
-    dense = dense._generator((np.where(SOME, Y, np.nan),), dict(given, density=True), None).generator
+    iid = IidModel.read(line, (np.where(SOME, Y, np.nan),), dict(covariates=COVARIATES, mask=SOME))
+    np.testing.assert_array_equal(iid.data, Y[SOME])
+    np.testing.assert_array_equal(np.ravel(iid.covariates("covariates")), COVARIATES[SOME])
+    arguments = iid.arguments(np.array([[1.7]]))
+    assert arguments.shape[:2] == (1, SOME.sum())
+    np.testing.assert_allclose(arguments[0, :, 0], 1.0 + 1.7 * COVARIATES[SOME], rtol=1e-5)
+    dense = IidModel.read(line, (np.where(SOME, Y, np.nan),), dict(covariates=COVARIATES, mask=SOME, density=True))
     expected = stats.norm.logpdf(Y[SOME], 1.0 + 1.7 * COVARIATES[SOME], 0.3)
-    np.testing.assert_allclose(jax.jit(dense.log_density)(u, jnp.asarray(Y[SOME])), expected, rtol=1e-5, atol=1e-5)
+    found = jax.jit(dense.family(None).log_density)(jnp.array([1.7]), jnp.asarray(Y[SOME]))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    engine = kme.PosteriorBootstrap(line, MMD(Gaussian(1.0)), covariates="covariates")
     with pytest.raises(ValueError, match=r"'y' is scaled by 2\.0, which has no meaning for the posterior bootstrap"):
         engine.run(KEY, Y, covariates=COVARIATES, scale=2.0)
 
 
 @pytest.mark.slow  # the test before compares what is read
 def test_the_bootstrap_leaves_masked_points_out():
-    engine = kme.PosteriorBootstrap(line, NegativeLogLikelihood(), num_samples=8, num_starts=8)
+    engine = kme.PosteriorBootstrap(line, NegativeLogLikelihood(), num_samples=8)
     engine.run(KEY, Y[SOME], covariates=COVARIATES[SOME], density=True)
     alone = engine.get_samples()["slope"]
     engine.run(KEY, np.where(SOME, Y, np.nan), covariates=COVARIATES, density=True, mask=SOME)
@@ -352,7 +352,7 @@ def test_the_bootstrap_leaves_masked_points_out():
 
 @pytest.mark.slow
 def test_the_bootstrap_simulates_no_masked_points():
-    engine = kme.PosteriorBootstrap(line, MMD(Gaussian(1.0)), covariates="covariates", num_samples=8, num_starts=8)
+    engine = kme.PosteriorBootstrap(line, MMD(Gaussian(1.0)), covariates="covariates", num_samples=8)
     engine.run(KEY, np.where(SOME, Y, np.nan), covariates=COVARIATES, mask=SOME)
     # as `least_loss` in test_doors: twice the standard error of least squares, five times, for the estimate and a
     # replicate

@@ -10,13 +10,15 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 
-from numpyro_kme.bootstrap import Quadrature, fit
+from numpyro_kme.bootstrap.emulator import Emulator, Region, monomials
+from numpyro_kme.bootstrap.least_squares import Anchor, Targets
+from numpyro_kme.bootstrap.search import loss_scale
 from numpyro_kme.engines._iid import IidModel
-from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap, warn_of
+from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap, emit_warnings
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.losses import MMD, Generator, Loss, NegativeLogLikelihood, NormalNoise, Wasserstein
+from numpyro_kme.losses import MMD, Loss, NegativeLogLikelihood, Wasserstein
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 
@@ -52,9 +54,7 @@ def density(x):
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = PosteriorBootstrap(
-        model, MMD(Gaussian(1.0), fit_proportion=True), num_samples=64, num_nodes=128, num_starts=64
-    )
+    engine = PosteriorBootstrap(model, MMD(Gaussian(1.0), fit_proportion=True), num_samples=64)
     engine.run(jax.random.key(0), X)
     return engine
 
@@ -64,14 +64,14 @@ def test_samples_keep_constraints_and_resist_outliers(engine):
     assert set(samples) == {"mean", "scale", "ratio"}
     assert samples["mean"].shape == (64,) and samples["mean"].dtype == np.float64
     assert (samples["scale"] > 0).all()
-    np.testing.assert_allclose(samples["ratio"], samples["mean"] / samples["scale"], rtol=1e-10)
+    np.testing.assert_allclose(samples["ratio"], samples["mean"] / samples["scale"], rtol=1e-5)
     clean = X[X < 50]
     assert abs(samples["mean"].mean() - clean.mean()) < 4 * clean.std() / np.sqrt(len(clean))
     assert abs(samples["scale"].mean() - clean.std()) < 5 * clean.std() / np.sqrt(len(clean))
     fields = engine.get_extra_fields()
     assert fields["converged"].all()
     assert abs(fields["mixing_proportion"].mean() - 0.95) < 0.03
-    assert 0 < engine.replicates.fit.value < fields["loss"].max()
+    assert 0 < engine.replicates.minimum_loss < fields["loss"].max()
 
 
 def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
@@ -79,83 +79,54 @@ def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
     values = estimate["mean"] + np.linspace(-1.0, 1.0, 21)
     landscape = engine.posterior.landscape("mean", values)
     assert landscape.argmin() == 10
-    np.testing.assert_allclose(landscape[10], engine.replicates.fit.value, rtol=1e-8)
+    np.testing.assert_allclose(landscape[10], engine.replicates.minimum_loss, rtol=0.05)
     with pytest.raises(ValueError, match=r"`site` must be one of \['mean', 'scale'\]"):
         engine.posterior.landscape("x", [0.0])
 
 
-def test_the_reported_loss_is_the_squared_mmd_at_the_best_mass(engine):
-    y, v = engine.mode()["mean"], engine.replicates.nodes.weights[0]
-    y = y + engine.mode()["scale"] * np.ravel(engine.replicates.nodes.values[0])
-
-    def gram(a, b):
-        return np.exp(-0.5 * (a[:, None] - b) ** 2)
-
-    own, cross = v @ gram(y, y) @ v, v @ gram(y, X).mean(axis=1)
-    expected = gram(X, X).mean() - cross**2 / own
-    np.testing.assert_allclose(engine.replicates.fit.value, expected, atol=2e-4)
-    assert engine.replicates.fit.value > -5 * engine.replicates.fit.numbers["loss_error"]
+def exact_loss(u, w, x, proportion):
+    """The squared MMD of weighted data and a normal distribution, length scale 1, least over the proportion."""
+    s2 = np.exp(2.0 * u[1])
+    own, cross = 1.0 / np.sqrt(1.0 + 2.0 * s2), w @ np.exp(-0.5 * (x - u[0]) ** 2 / (1.0 + s2)) / np.sqrt(1.0 + s2)
+    c = min(cross / own, 1.0) if proportion else 1.0
+    return w @ np.exp(-0.5 * (x[:, None] - x) ** 2) @ w + c * (c * own - 2.0 * cross)
 
 
-def test_prior_draws_of_a_density_have_all_their_digits():
-    """In a session of float32 too."""
-    starts = IidModel.read(density, (X,), {}).starts(jax.random.key(0), 8)
-    assert starts.shape == (8, 2) and (starts != np.float32(starts)).all()
+def test_replicates_are_the_exact_minimisers_for_their_weights(engine):
+    found, sd = engine.replicates, engine.replicates.u.std(axis=0)
+    for u, w, loss in zip(found.u[:12], found.reweightings.weights, found.loss):
+        exact = minimize(exact_loss, u, (w, X, True), method="Nelder-Mead", options=dict(xatol=1e-7, fatol=1e-13))
+        assert np.abs((u - exact.x) / sd).max() < 0.03
+        np.testing.assert_allclose(loss, exact.fun, rtol=0.02)
+    assert found.error < 0.05 and found.settled
+
+
+def test_a_replicate_does_not_depend_on_how_many_there_are(engine):
+    few = replace(engine, num_samples=5)
+    few.run(jax.random.key(0), X)
+    np.testing.assert_allclose(few.replicates.u, engine.replicates.u[:5], rtol=1e-5)
 
 
 def test_results_go_to_arviz_and_predictive(engine, capsys):
     idata = engine.to_inference_data()
     assert dict(idata.posterior.sizes) == {"chain": 1, "draw": 64}
-    assert {"loss", "converged", "steps", "mixing_proportion"} <= set(idata.sample_stats.data_vars)
+    assert {"loss", "converged", "mixing_proportion"} <= set(idata.sample_stats.data_vars)
     predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
     assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
     engine.print_summary()
     said = capsys.readouterr().out
-    assert "64 of 64 replicates" in said and "noise: declared" in said
+    assert "64 of 64 replicates" in said
 
 
-def doubled(noise, mean, scale):
-    return mean + 2.0 * scale * noise
-
-
-def test_losses_of_scalars_compile_little_but_the_simulator(engine, programs):
-    """Of a model that is new to the process: its prior, its noise, it with its derivatives, and the way back."""
-    simulator = FromNoise(doubled, dist.Normal(0.0, 1.0))
-    another = PosteriorBootstrap(model, MMD(Gaussian(1.0)), num_samples=64, num_nodes=128, num_starts=64)
-    another.run(jax.random.key(0), X, simulator)
-    assert "jit(_scalars)" in programs and "jit(_at_points)" not in programs
-    assert len(programs) <= 10, programs
-
-
-def test_a_second_run_on_new_data_does_not_compile_again(engine, programs):
-    generator = engine.trained.learnt.generator
-    engine.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
-    assert engine.trained.learnt.generator is generator
-    assert not {"jit(_moves)", "jit(_curved)", "jit(_scalars)", "jit(_at_points)"} & {*programs}
-    assert abs(engine.mode()["mean"] - X[X < 50].mean() - 1.0) < 0.5
-    engine.run(jax.random.key(0), X)
-
-
-def test_another_engine_for_the_same_model_does_not_compile_again(engine):
-    another = replace(engine)
-    another.run(jax.random.key(1), np.append(X[1:] + 1.0, 62.5))
-    assert another.trained.learnt.generator is engine.trained.learnt.generator
-    changed = replace(engine, concentration=2.0, centering=gaussian)
-    assert changed._generator((X,), {}, None).process.concentration == 2.0
-
-
-@pytest.mark.slow
-def test_likelihood_and_transport_are_pulled_by_outliers_as_published():
-    likelihood = PosteriorBootstrap(density, NegativeLogLikelihood(), num_samples=32, num_starts=16)
-    likelihood.run(jax.random.key(0), X)
-    weights_mean = likelihood.get_samples()["mean"]
-    assert abs(weights_mean.mean() - X.mean()) < 5 * X.std() / np.sqrt(200 * 32) + 0.1
-    np.testing.assert_allclose(likelihood.mode()["mean"], X.mean(), rtol=1e-5)
-    np.testing.assert_allclose(likelihood.mode()["scale"], X.std(), rtol=1e-5)
-    generator = Generator(lambda u, z: u[0] + jnp.exp(u[1]) * z[0], NormalNoise(1), 2)
-    transport, starts = Wasserstein().objective(X, generator), np.random.default_rng(0).normal(size=(16, 2))
-    found = fit(transport, generator.draw_nodes(jax.random.key(0), 128, 1), starts, np.ones(2))
-    np.testing.assert_allclose(found.u[0], X.mean(), rtol=1e-3)
+@pytest.mark.parametrize("loss", [NegativeLogLikelihood(), Wasserstein()], ids=["likelihood", "transport"])
+def test_likelihood_and_transport_are_pulled_by_outliers_as_published(loss):
+    """Both have the weighted mean as minimiser."""
+    engine = PosteriorBootstrap(density if isinstance(loss, NegativeLogLikelihood) else model, loss, num_samples=16)
+    with warnings.catch_warnings(action="ignore"):  # quantiles of few outliers
+        engine.run(jax.random.key(0), X)
+    means = engine.replicates.reweightings.weights @ X
+    assert np.abs(engine.get_samples()["mean"] - means).max() < 0.1 * means.std()
+    np.testing.assert_allclose(engine.mode()["mean"], X.mean(), rtol=0.01)
 
 
 def gaussian(key, num):
@@ -165,21 +136,11 @@ def gaussian(key, num):
 @pytest.mark.parametrize("guess", [dist.Normal(5.0, 1.0), gaussian], ids=["distribution", "sampler"])
 def test_a_prior_guess_is_a_distribution_or_a_sampler(guess):
     engine = PosteriorBootstrap(model, concentration=200.0, centering=guess, truncation=500)
-    process = engine._generator((X,), {}, None).process
+    process = engine._process(IidModel.read(model, (X,), {}), None)
     drawn = process.points(jax.random.key(2), np.arange(8), X)
     assert drawn.shape == (8, 500)
     assert abs(drawn.mean() - 5.0) < 5 / np.sqrt(4000)
     assert abs(drawn.std() - 1.0) < 5 / np.sqrt(8000)
-
-
-def test_a_prior_guess_or_an_argument_that_is_changed_counts_in_the_next_run():
-    engine = PosteriorBootstrap(model)
-    first = engine._generator((X, DECLARED), {}, None)
-    again = engine._generator((X + 1.0, DECLARED), {}, first)
-    assert again.generator is first.generator
-    assert engine._generator((X + 1.0, keyed), {}, first).generator is not first.generator
-    engine.concentration, engine.centering = 3.0, gaussian
-    assert engine._generator((X,), {}, again).process.concentration == 3.0
 
 
 def own_guess(simulator, **declared):
@@ -194,7 +155,7 @@ def own_guess(simulator, **declared):
 @pytest.mark.parametrize("simulator", [DECLARED, keyed], ids=["declared noise", "key"])
 def test_a_prior_guess_may_be_the_models_own_prior_predictive(simulator):
     iid = IidModel.read(own_guess(simulator), (X,), {})
-    drawn = np.asarray(iid.predictive(iid.generator())(jax.random.key(2), 4000))
+    drawn = np.asarray(iid.predictive(None)(jax.random.key(2), 4000))
     sd = np.sqrt(0.25 + 4.0)
     assert drawn.shape == (4000,)
     assert abs(drawn.mean() - 5.0) < 5 * sd / np.sqrt(4000)
@@ -209,13 +170,13 @@ class Means(Loss):
 
 
 def test_the_prior_guess_reaches_the_fit():
-    settings = dict(num_samples=8, num_nodes=128, num_starts=16, concentration=200.0, truncation=200)
+    settings = dict(num_samples=8, concentration=200.0, truncation=200)
     pulled = PosteriorBootstrap(own_guess(DECLARED), Means(), centering="prior predictive", **settings)
     pulled.run(jax.random.key(0), X[:190])
     reweightings, mean = pulled.replicates.reweightings, pulled.get_samples()["mean"]
-    assert reweightings.extra.shape == (8, 200) and len(np.unique(reweightings.extra)) == 1600
+    assert reweightings.extra.shape == (8, 200) and len(np.unique(reweightings.extra)) > 1590
     joined = np.concatenate([np.broadcast_to(X[:190], (8, 190)), reweightings.extra], axis=1)
-    np.testing.assert_allclose(mean, np.sum(reweightings.weights * joined, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(mean, np.sum(reweightings.weights * joined, axis=1), rtol=0.02)
     # 200 of 390 parts of a guess of 5, against a mean of the data of 2
     assert abs(mean.mean() - (190 * X[:190].mean() + 200 * 5.0) / 390) < 5 * 2.5 / np.sqrt(390 / 2)
 
@@ -226,46 +187,80 @@ def by_steps(rng_key, mean, scale):
     return jax.lax.while_loop(lambda x: jnp.abs(x - end) > 1e-6, lambda x: 0.2 * x + 0.8 * end, 0.0 * end)
 
 
-def by_callback(rng_key, mean, scale):
-    end = keyed(rng_key, mean, scale)
-    return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((), end.dtype), end, vmap_method="broadcast_all")
-
-
-def test_simulators_that_jax_cannot_differentiate_are_fitted_by_differences():
-    found = [IidModel.read(own_guess(fn), (X,), {}).generator().differentiable for fn in (keyed, by_steps, by_callback)]
-    assert found == [True, False, False]
-    engine = PosteriorBootstrap(own_guess(by_steps), Means(), num_samples=4, num_nodes=64, num_starts=8)
-    engine.run(jax.random.key(0), X[:60])
-    exact = engine.replicates.reweightings.weights @ X[:60]
-    np.testing.assert_allclose(engine.get_samples()["mean"], exact, atol=1e-3)
-    assert "the simulator has no derivatives" in engine.info["derivatives"]
-
-
-def test_kinked_losses_are_told_of_what_did_not_converge_alone():
-    """The first-order move by more nodes says nothing where a replicate stopped short of its minimum."""
-    engine = PosteriorBootstrap(own_guess(DECLARED), Wasserstein(1.0), num_samples=40, num_nodes=256, num_starts=8)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        engine.run(jax.random.key(0), X[:60])
-    said, found = " ".join(str(one.message) for one in caught), engine.replicates
-    assert "of 40 replicates did not converge" in said and "doubling" not in said and "overflow" not in said
-    assert len(found.quadrature.shift) == min(16, found.converged.sum())
-    assert np.isnan(found.quadrature.noise) == (not found.converged.any())
-
-
 def in_numpy(rng, mean, scale):
     return mean + scale * rng.normal()
 
 
-@pytest.mark.parametrize("simulator", [DECLARED, keyed, in_numpy])
-def test_a_warning_of_noise_says_where_it_comes_from(simulator, engine):
-    noisy = replace(engine.replicates, quadrature=Quadrature(np.full((4, 2), 0.5)))
+@pytest.mark.parametrize("simulator", [keyed, by_steps, pytest.param(in_numpy, marks=pytest.mark.slow)])
+def test_any_simulator_will_do_for_a_squared_distance(simulator):
+    """With the minimiser of the distance of two normals, the same whatever the simulator is written in."""
     declared = dict(shape=(), dtype=float) if simulator is in_numpy else {}
-    noise = IidModel.read(own_guess(simulator, **declared), (X,), {}).noise
-    with pytest.warns(UserWarning, match=r"by 0.5 posterior standard deviations. Raise `num_nodes`") as caught:
-        warn_of(noisy, noise)
-    assert ("runs in NumPy" in str(caught[0].message)) == (simulator is in_numpy)
-    assert (noise == "1 normal a draw, lifted") == (simulator is keyed)
+    nodes = 256 if simulator is in_numpy else 2048
+    engine = PosteriorBootstrap(
+        own_guess(simulator, **declared), MMD(Gaussian(1.0)), num_samples=8, num_nodes=nodes, progress_bar=False
+    )
+    with warnings.catch_warnings(action="ignore"):
+        engine.run(jax.random.key(0), X[:60])
+    for u, w in zip(engine.replicates.u[:, 0], engine.replicates.reweightings.weights):
+        exact = minimize_scalar(lambda m, w=w: exact_loss((m, np.log(2.0)), w, X[:60], False), (u - 0.5, u + 0.5)).x
+        assert abs(u - exact) < (0.1 if simulator is keyed else 0.5) * 2.0 / np.sqrt(60)
+
+
+def test_a_loss_that_needs_derivatives_refuses_a_simulator_without():
+    engine = PosteriorBootstrap(own_guess(in_numpy, shape=(), dtype=float), Means())
+    with pytest.raises(ValueError, match=r"Means is minimised by derivatives, and simulator `in_numpy` has none: it"):
+        engine.run(jax.random.key(0), X)
+    with pytest.raises(ValueError, match="`prior_weight` needs a loss that is a squared distance"):
+        PosteriorBootstrap(own_guess(keyed), Means(), prior_weight=1.0).run(jax.random.key(0), X)
+
+
+def test_what_falls_short_is_reported(engine):
+    found = replace(engine.replicates, settled=False, error=0.4)
+    with pytest.warns(UserWarning, match="move them by 0.4 posterior standard deviations"):
+        emit_warnings(found)
+    with pytest.warns(UserWarning, match=r"2 of 64 replicates did not converge: \[3, 4\]"):
+        emit_warnings(replace(found, settled=True, converged=~np.isin(np.arange(64), [3, 4])))
+
+
+def folded(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(DECLARED, jnp.abs(mean), 1.0), obs=x)
+
+
+def test_separate_minima_are_found_and_reported():
+    """Means of either sign are equally good: about half of the replicates have each."""
+    engine = PosteriorBootstrap(folded, MMD(Gaussian(1.0)), num_samples=64)
+    engine.run(jax.random.key(0), RNG.normal(3.0, 1.0, 100))
+    mean = engine.get_samples()["mean"]
+    assert engine.replicates.regions and len(engine.replicates.regions) == 2
+    assert np.abs(np.abs(mean) - 3.0).max() < 0.7 and 5 < (mean > 0).sum() < 59
+    assert "separate regions" in engine.info
+
+
+def open_parameter(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    unseen = numpyro.sample("unseen", dist.Normal(1.0, 0.5))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(DECLARED, mean + 0.0 * unseen, 1.0), obs=x)
+
+
+def test_what_the_data_leave_open_spreads_as_the_prior():
+    engine = PosteriorBootstrap(open_parameter, MMD(Gaussian(1.0)), num_samples=400, prior_weight=1.0)
+    engine.run(jax.random.key(0), X[:100])
+    unseen = engine.get_samples()["unseen"]
+    assert abs(unseen.mean() - 1.0) < 5 * 0.5 / np.sqrt(400)
+    assert abs(unseen.std() / 0.5 - 1.0) < 5 / np.sqrt(800)
+    assert engine.get_samples()["mean"].std() < 0.3
+
+
+def test_the_loss_scale_makes_a_squared_distance_a_log_likelihood(rng):
+    """`m(u) = u` and data of variance `s^2`: `|u - d|^2 / (2 s^2)`, so the scale is `2 s^2`."""
+    region = Region(np.zeros(2), np.eye(2), 9.0, np.full(2, -np.inf), np.full(2, np.inf))
+    basis = monomials(region, 1)
+    emulator = Emulator(basis, np.concatenate([np.zeros((1, 2)), np.eye(2)])[None])
+    targets = Targets(0.3 * rng.normal(size=(5000, 2)), False, Anchor(np.zeros((5000, 2)), 0.0))
+    np.testing.assert_allclose(loss_scale(targets, emulator, targets.data[:64]), 2 * 0.09, rtol=5 * np.sqrt(2 / 5000))
 
 
 def line(noise, mean, scale):
@@ -282,60 +277,34 @@ def regression(c, y):
         numpyro.sample("y", Simulator(LINE, a + b * c, 0.3, event_dims=0), obs=y)
 
 
-def test_covariates_are_those_of_their_rows():
-    c, y = np.linspace(-2.0, 2.0, 12), np.zeros(12)
-    engine = PosteriorBootstrap(regression, MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)), covariates="c")
-    generator = engine._generator((), dict(c=c, y=y), None).generator
-    np.testing.assert_array_equal(np.ravel(generator.covariates), c)
-    u, noise = jnp.array([1.0, 2.0]), jnp.float32(0.4)
-    simulated = jax.jit(jax.vmap(lambda row: generator.simulate(u, noise, row)))(np.arange(12))
-    np.testing.assert_allclose(simulated, 1.0 + 2.0 * c + 0.3 * 0.4, rtol=1e-5)
-    with pytest.raises(ValueError, match="pass covariates=the name"):
-        PosteriorBootstrap(regression).run(jax.random.key(0), c=c, y=y)
-    for loss in (Wasserstein(), Means()):
-        with pytest.raises(ValueError, match=f"{type(loss).__name__} takes no covariates. Use MMD"):
-            PosteriorBootstrap(regression, loss, covariates="c").run(jax.random.key(0), c=c, y=y)
+def exact_regression(u, w, c, y):
+    """Squared distance of the joint distributions, length scales 0.5, noise 0.3."""
+    mean, l2, s2 = u[0] + u[1] * c, 0.25, 0.09
+
+    def smooth(a, b, noise):
+        return np.sqrt(l2 / (l2 + noise)) * np.exp(-0.5 * (a[:, None] - b) ** 2 / (l2 + noise))
+
+    near = smooth(c, c, 0.0)
+    return w @ (near * (smooth(mean, mean, 2 * s2) - 2.0 * smooth(y, mean, s2))) @ w
 
 
-@pytest.mark.slow  # derivatives of the joint loss: test_losses; its sums: test_generalized_bayes
-def test_robust_regression_compares_joint_laws():
-    rng = np.random.default_rng(1)
+def test_robust_regression_compares_joint_distributions(rng):
+    """Against the exact minimisers for the same weights."""
     c = rng.uniform(-2.0, 2.0, 40)
     y = 1.0 + 2.0 * c + 0.3 * rng.normal(size=40)
     y[:4] = 15.0
-    engine = PosteriorBootstrap(
-        regression,
-        MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5)),
-        num_samples=8,
-        num_nodes=240,
-        num_starts=32,
-        covariates="c",
-    )
+    loss = MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5))
+    engine = PosteriorBootstrap(regression, loss, num_samples=8, covariates="c")
     engine.run(jax.random.key(0), c=c, y=y)
-    samples = engine.get_samples()
-    for name, truth in (("a", 1.0), ("b", 2.0)):
-        assert abs(samples[name].mean() - truth) < 5 * 0.3 / np.sqrt(36)
-
-
-def counts(rng, rate):
-    return rng.poisson(rate)
-
-
-def poisson(x):
-    rate = numpyro.sample("rate", dist.LogNormal(1.0, 0.7))
-    with numpyro.plate("data", len(x)):
-        numpyro.sample("x", Simulator(counts, rate, shape=(), dtype=np.int64), obs=x)
-
-
-@pytest.mark.slow  # differences: test_bootstrap; losses of simulators in NumPy: test_generalized_bayes
-def test_black_box_counts_use_differences_and_say_so():
-    x = np.random.default_rng(3).poisson(3.0, 60)
-    engine = PosteriorBootstrap(poisson, MMD(Gaussian(1.5)), num_samples=4, num_nodes=32, num_starts=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        engine.run(jax.random.key(0), x)
-    assert "differences" in engine.info["derivatives"]
-    assert abs(engine.get_samples()["rate"].mean() - 3.0) < 5 * np.sqrt(3.0 / 60 + 3.0 / 32)
+    found = engine.replicates
+    for u, w in zip(found.u, found.reweightings.weights):
+        exact = minimize(exact_regression, u, (w, c, y), method="Nelder-Mead", options=dict(xatol=1e-7, fatol=1e-12))
+        assert np.abs((u - exact.x) / found.u.std(axis=0)).max() < 0.2
+    with pytest.raises(ValueError, match="pass covariates=the name"):
+        PosteriorBootstrap(regression).run(jax.random.key(0), c=c, y=y)
+    for other in (Wasserstein(), Means()):
+        with pytest.raises(ValueError, match=f"{type(other).__name__} takes no covariates. Use MMD"):
+            PosteriorBootstrap(regression, other, covariates="c").run(jax.random.key(0), c=c, y=y)
 
 
 def no_plate(x):
@@ -387,6 +356,10 @@ def test_bad_settings_are_named():
         PosteriorBootstrap(model, concentration=-1.0)
     with pytest.raises(ValueError, match="`num_samples` must be at least 1"):
         PosteriorBootstrap(model, num_samples=0)
+    with pytest.raises(ValueError, match="`num_nodes` must be a power of two, such as 2048; got 500"):
+        PosteriorBootstrap(model, num_nodes=500)
+    with pytest.raises(ValueError, match="`prior_draws` does nothing without a prior weight"):
+        PosteriorBootstrap(model, prior_draws=5)
     with pytest.raises(
         ValueError, match=r'`centering` must be a distribution, a sampler or "prior predictive"; got \'x\''
     ):
@@ -413,10 +386,10 @@ def whole_numbers(x):
 def test_replicates_of_counts_are_the_exact_minimisers_for_their_weights(rng):
     """By the probabilities `(1 - e^{-1/m}) e^{-k/m}`; the loss by simulated points is a staircase."""
     x = np.floor(rng.exponential(4.0, 200))
-    engine = PosteriorBootstrap(whole_numbers, MMD(Gaussian(3.0)), num_samples=32, num_starts=8)
+    engine = PosteriorBootstrap(whole_numbers, MMD(Gaussian(3.0)), num_samples=32)
     engine.run(jax.random.key(0), x)
     found, k = engine.replicates, np.arange(200.0)
-    assert found.converged.mean() >= 0.95 and not found.derivatives.automatic
+    assert found.converged.mean() >= 0.95
     gram = np.exp(-0.5 * ((k[:, None] - k) / 3.0) ** 2)
 
     def exact(weights):
@@ -430,38 +403,3 @@ def test_replicates_of_counts_are_the_exact_minimisers_for_their_weights(rng):
 
     best = np.array([exact(weights) for weights in found.reweightings.weights])
     assert np.abs(found.u[:, 0] - best).max() < 0.1 * best.std()
-
-
-@pytest.mark.parametrize(
-    "widened, told",
-    [(np.full((4, 2), 0.6), "half as wide again move the draws by 0.6"), (np.empty((0, 2)), "no surface")],
-)
-def test_wider_surfaces_that_disagree_or_have_no_minimum_are_told(widened, told):
-    engine = PosteriorBootstrap(model, num_samples=4, num_starts=4, progress_bar=False)
-    with warnings.catch_warnings(action="ignore"):
-        engine.run(jax.random.key(0), X)
-    found = replace(engine.replicates, quadrature=Quadrature(np.full((4, 2), 0.01), widened))
-    with pytest.warns(UserWarning, match=told):
-        warn_of(found, "")
-
-
-@pytest.mark.slow
-def test_surfaces_that_do_not_follow_the_loss_are_told():
-    """A rounded g-and-k: the posterior of `g` reaches from 1.6 to 5; surfaces of degree four find 1.5 to 2."""
-
-    def rounded(rng_key, a, log_b, g, log_k):
-        z = jax.random.normal(rng_key)
-        y = a + jnp.exp(log_b) * (1.0 + 0.8 * jnp.tanh(0.5 * g * z)) * (1.0 + z * z) ** jnp.exp(log_k) * z
-        return jnp.round(2.0 * y) / 2.0
-
-    def four(x):
-        prior = {"a": (0.0, 5.0), "log_b": (0.0, 1.0), "g": (0.0, 2.0), "log_k": (-1.0, 1.0)}
-        params = [numpyro.sample(name, dist.Normal(*where)) for name, where in prior.items()]
-        with numpyro.plate("data", len(x)):
-            numpyro.sample("x", Simulator(rounded, *params), obs=x)
-
-    z = np.random.default_rng(0).normal(size=800)
-    x = np.round(2.0 * (3.0 + (1.0 + 0.8 * np.tanh(z)) * (1.0 + z * z) ** 0.3 * z)) / 2.0
-    engine = PosteriorBootstrap(four, num_samples=64, progress_bar=False)
-    with pytest.warns(UserWarning, match="surfaces that are half as wide again move the draws"):
-        engine.run(jax.random.key(0), x)

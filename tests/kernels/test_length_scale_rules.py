@@ -15,7 +15,6 @@ import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.published.hyperparameters import TrainingSet
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut
-from numpyro_kme.losses import generator as generators
 
 KEY = jax.random.key(0)
 
@@ -68,27 +67,20 @@ RULES = {"third": Third(), "kernel learning": kme.BayesianKernelLearning(KEY, nu
 def test_bootstrap(name, x):
     """By the engine, which leaves it to the loss, and by the kernel."""
     rule = RULES[name]
-    assert kme.PosteriorBootstrap(model, length_scale=rule).resolved_loss == kme.MMD(length_scale=rule)
-    generator = generators.Generator(lambda u, noise: u[0] + noise[0], generators.NormalNoise(1), 1)
     for points in (x, 2.0 * x):
-        bound = kme.MMD(length_scale=rule).objective(points, generator)
+        bound = kme.MMD(length_scale=rule).for_data(points)
         np.testing.assert_allclose(float(bound.kernel.length_scale), float(rule(points.reshape(40, 1))), rtol=1e-9)
-    assert abs(bound.kernel.length_scale / kme.MMD().objective(2.0 * x, generator).kernel.length_scale - 1) > 1e-3
+    assert abs(bound.kernel.length_scale / kme.MMD().for_data(2.0 * x).kernel.length_scale - 1) > 1e-3
 
 
 def test_each_kernel_of_a_joint_distribution(x, rng):
     """With covariates, the kernels that are left out."""
     covariates = rng.normal(size=(40, 1)) * 7
-    points = generators.Generator(
-        lambda u, noise, row=None: u + noise, generators.NormalNoise(1), 1, covariates=covariates, differentiable=True
-    )
     for given in (None, Gaussian(0.2)):
-        kernel = (
-            kme.MMD(covariate_kernel=given, length_scale=Third()).objective((covariates, x[:, None]), points).kernel
-        )
+        loss = kme.MMD(covariate_kernel=given, length_scale=Third()).for_data((covariates, x[:, None]))
         expected = np.median(pdist(covariates)) / 3 if given is None else 0.2
-        assert float(kernel.covariate.length_scale) == pytest.approx(expected, rel=1e-12)
-        assert float(kernel.response.length_scale) == pytest.approx(np.median(pdist(x[:, None])) / 3, rel=1e-12)
+        assert float(loss.covariate_kernel.length_scale) == pytest.approx(expected, rel=1e-12)
+        assert float(loss.kernel.length_scale) == pytest.approx(np.median(pdist(x[:, None])) / 3, rel=1e-12)
 
 
 @pytest.mark.slow  # the kernels of the loss are compared in test_bootstrap

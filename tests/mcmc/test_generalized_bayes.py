@@ -1,7 +1,5 @@
 """Losses in place of likelihoods: against sums by hand, the floor of an exact posterior, and sentences."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,16 +13,14 @@ from numpyro.infer.util import log_density
 from scipy.stats import norm
 
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.losses import MMD, DrawnNoise, NormalNoise
+from numpyro_kme.losses import MMD
 from numpyro_kme.mcmc.chain_checks import noise_sensitivity
 from numpyro_kme.mcmc.handlers import generalized_bayes
 from numpyro_kme.mcmc.noise import (
     CommonNoise,
     FreshNoise,
     LatentNoise,
-    even_noise,
     fresh_nodes,
-    independent_noise,
     simulation_keys,
 )
 from numpyro_kme.models.simulator import Simulator
@@ -95,8 +91,9 @@ def likelihood(gb, *args, at, **kwargs):
 
 def test_the_density_is_the_prior_times_the_loss_counted_once():
     gb = generalized_bayes(model, LOSS, weight=0.7, noise=CommonNoise(200))
-    z = np.linspace(-6.5, 6.5, 200)
-    v = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
+    keys = handlers.trace(handlers.seed(gb, 0)).get_trace(X, 0.5)["x"]["fn"].nodes.noise[0]
+    z, v = np.asarray(jax.vmap(dist.Normal(0.0, 1.0).sample)(keys)), np.full(256, 1 / 256)
+    assert np.abs(np.sort(norm.cdf(z)) - (np.arange(256) + 0.5) / 256).max() < 1 / 256  # a power of two, spread evenly
     expected = [-0.7 * 30 * squared_mmd(X, at + z, v) for at in (0.4, -1.5)]
     np.testing.assert_allclose(likelihood(gb, X, 0.5, at=[0.4, -1.5]), expected, atol=30 * 1e-4)
     shares = jax.jit(lambda at: log_likelihood(gb, at, X, 0.5))({"mean": np.float32([0.4, -1.5])})["x"]
@@ -123,11 +120,12 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
 
 
 def test_noise_of_several_keys_is_made_of_equal_parts():
-    law, keys = independent_noise(Simulator(DECLARED, 0.0)).rule, random.split(random.key(0), 4)
-    whole = jax.jit(lambda keys: fresh_nodes(law, keys, FreshNoise(12, repeats=2)))(keys)
-    part = jax.jit(lambda key: law.nodes(key, 3, 2).values)
-    np.testing.assert_array_equal(whole.values, np.concatenate([part(key) for key in keys], axis=1))
-    assert whole.weights.shape == (2, 12) and float(whole.weights.sum()) == pytest.approx(2.0)
+    keys = random.split(random.key(0), 4)
+    whole = fresh_nodes(keys, FreshNoise(12, repeats=2)).noise
+    parts = [fresh_nodes(key, FreshNoise(3, repeats=2)).noise for key in keys]
+    np.testing.assert_array_equal(random.key_data(whole), np.concatenate([random.key_data(part) for part in parts], 1))
+    with pytest.raises(ValueError, match="must be a multiple of the number of blocks; got 10 points and 4 blocks"):
+        fresh_nodes(keys, FreshNoise(10))
 
 
 def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
@@ -161,16 +159,18 @@ def test_vectors_covariates_and_single_precision():
     covariate, y = np.linspace(-1.0, 1.0, 12), RNG.normal(size=(12, 2))
     loss = MMD(Gaussian(1.0), covariate_kernel=Gaussian(0.5))
 
-    def scored():
+    def scored(at=0.3):
         gb = generalized_bayes(regression, loss, weight=1.0, noise=CommonNoise(48), covariates={"y": covariate})
         density = jax.jit(jax.value_and_grad(lambda a: log_density(gb, (covariate, y), {}, {"a": a})[0]))
-        return gb, *density(0.3)
+        return gb, *density(at)
 
     gb, value, gradient = scored()
     trace_at = handlers.trace(handlers.substitute(gb, {"a": 0.3})).get_trace
-    nodes = jax.jit(lambda: trace_at(covariate, y)["y"]["fn"].nodes)()
-    (index, noise), weights = jax.tree.map(np.asarray, nodes.values), np.asarray(nodes.weights)[0]
-    c, points = covariate[index[0]], np.array([0.3, 0.5]) * covariate[index[0]][:, None] + noise[0]
+    nodes = trace_at(covariate, y)["y"]["fn"].nodes
+    index, weights = np.asarray(nodes.rows[0]), np.full(48, 1 / 48)
+    noise = np.asarray(jax.vmap(dist.Normal(0.0, 1.0).expand([2]).to_event(1).sample)(nodes.noise[0]))
+    assert np.bincount(index).tolist() == [4] * 12
+    c, points = covariate[index], np.array([0.3, 0.5]) * covariate[index][:, None] + noise
 
     def k(c, y, d, x):
         squared = ((c[:, None] - d[None]) / 0.5) ** 2 + ((y[:, None] - x[None]) ** 2).sum(-1)
@@ -179,11 +179,7 @@ def test_vectors_covariates_and_single_precision():
     expected = weights @ k(c, points, c, points) @ weights - 2 * (weights @ k(c, points, covariate, y)).mean()
     expected += k(covariate, y, covariate, y).mean()
     np.testing.assert_allclose(value, norm.logpdf(0.3) - 12 * expected, rtol=1e-9)
-    with jax.enable_x64(False):
-        _, single, slope = scored()
-    assert single.dtype == np.float32
-    np.testing.assert_allclose(np.asarray(single), value, rtol=1e-5)
-    np.testing.assert_allclose(np.asarray(slope), gradient, rtol=1e-3)
+    np.testing.assert_allclose(gradient, (scored(0.3 + 1e-4)[1] - scored(0.3 - 1e-4)[1]) / 2e-4, rtol=1e-5)
 
 
 def posterior_on_a_grid(gb, *args, grid, **kwargs):
@@ -249,9 +245,9 @@ def test_noise_sensitivity_tells_quadrature_from_few_draws():
     draws = {"mean": 1.0 + 0.25 * RNG.normal(size=100)}
     settled = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(64))
     found = noise_sensitivity(random.key(0), settled, draws, X, 0.5, num_keys=1)
-    assert found.largest_shift < 1e-9 and found.effective_proportion[0] == pytest.approx(1.0)
+    assert found.largest_shift < 0.05 and found.effective_proportion[0] > 0.99
     few = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(10))
-    found = noise_sensitivity(random.key(0), few, draws, X, 0.5, num_keys=5, simulator=until_positive)
+    found = noise_sensitivity(random.key(0), few, draws, X, 0.5, num_keys=5, simulator=on_host, shape=(), dtype=float)
     assert found.largest_shift > 0.5 and found.sd.min() > 0.1 and found.shift["mean"].shape == (5,)
 
 
@@ -295,84 +291,13 @@ def varying(x):
             lambda x: model(x, simulator=until_positive),
             (X,),
             LatentNoise(8),
-            "The noise of simulator `until_positive` is needed as numbers, .* inside a `while` loop",
+            "The noise of simulator `until_positive` is needed as numbers, .* Declare it",
         ),
     ],
 )
 def test_models_that_do_not_fit_are_explained(wrong, args, noise, sentence):
     with pytest.raises(ValueError, match=sentence):
         handlers.seed(generalized_bayes(wrong, LOSS, weight=1.0, noise=noise), 0)(*args)
-
-
-@pytest.mark.parametrize(
-    "declared",
-    [
-        dist.MultivariateNormal(jnp.array([1.0, -2.0]), jnp.array([[2.0, 0.8], [0.8, 1.0]])),
-        dist.Normal(jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0])).to_event(1),
-        dist.Gumbel(1.0, 2.0).expand([2]).to_event(1),
-        dist.Normal(1.0, 2.0),
-        dist.Gamma(2.0, jnp.array([1.0, 3.0])).to_event(1),
-        dist.Beta(2.0, 3.0),
-        dist.StudentT(8.0, 1.0, 2.0).expand([2]).to_event(1),
-        dist.Chi2(5.0),
-        dist.InverseGamma(8.0, 3.0),
-        dist.MixtureSameFamily(dist.Categorical(jnp.array([0.3, 0.7])), dist.Normal(jnp.array([-2.0, 1.0]), 0.5)),
-        dist.MultivariateNormal(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[2.0, 0.8], [0.8, 1.0]])).to_event(1),
-    ],
-    ids=["correlated", "scaled", "gumbel", "scalar", "gamma", "beta", "t", "chi2", "inverse gamma", "mixture", "batch"],
-)
-def test_declared_noise_follows_from_normals(declared):
-    """Even points have the declared mean and covariance, within what 4096 of them resolve."""
-    noise = even_noise(Simulator(FromNoise(lambda noise, mean: mean + noise, declared), 0.0)).rule
-    assert isinstance(noise, NormalNoise)
-    z = random.normal(random.key(0), (4096, noise.dim))
-    values = np.asarray(jax.jit(jax.vmap(noise.transform))(z)).reshape(4096, -1)
-    exact = np.asarray(jax.jit(jax.vmap(declared.sample))(random.split(random.key(1), 40_000))).reshape(40_000, -1)
-    sd = exact.std(axis=0)
-    assert np.abs((values.mean(axis=0) - exact.mean(axis=0)) / sd).max() < 5 * np.sqrt(1 / 4096 + 1 / 40_000)
-    np.testing.assert_allclose(np.cov(values.T / sd[:, None]), np.cov(exact.T / sd[:, None]), atol=0.25)
-
-
-def test_noise_that_does_not_follow_from_normals_is_drawn():
-    for fn, why in [
-        (FromNoise(lambda noise, mean: mean + noise, dist.HurdlePoisson(0.3, 2.0)), "declared, drawn .* `while` loop"),
-        (until_positive, "drawn independently from random keys, not lifted: .*most_loops"),
-        (lambda rng_key, mean: mean, "one draw takes 0 numbers"),
-    ]:
-        found = even_noise(Simulator(fn, 0.0))
-        assert isinstance(found.rule, DrawnNoise) and re.search(why, found.note), found.note
-    whole = FromNoise(lambda noise, mean: mean + noise, dist.DiscreteUniform(0, 3))
-    assert even_noise(Simulator(whole, 0.0)).note == "1 randint a draw, lifted"
-    found = even_noise(Simulator(on_host, 0.0, shape=(), dtype=float))
-    assert isinstance(found.rule, DrawnNoise) and "`on_host` runs in NumPy" in found.note
-
-
-def test_a_simulator_is_lifted_as_it_is_now():
-    """And not as it was when it was first met: what it refers to may have changed."""
-    again = False
-
-    def simulate(rng_key, mean):
-        one, two = random.split(rng_key)
-        return mean + random.normal(one) + random.normal(one if again else two)
-
-    assert even_noise(Simulator(simulate, 0.0)).note == "2 normal a draw, lifted"
-    again = True
-    assert "draws twice from one random key" in even_noise(Simulator(simulate, 0.0)).note
-
-
-@pytest.mark.parametrize("noise", [pytest.param(CommonNoise(64), marks=pytest.mark.slow), LatentNoise(8)])
-def test_lifted_noise_is_as_good_as_declared_noise(noise):
-    """The same density to rounding, for a simulator written with a key and for one written with its noise."""
-    gb = generalized_bayes(without_y, MMD(Gaussian(1.0)), weight=1.0, noise=noise)
-    z = np.linspace(-1.5, 1.0, 8, dtype=np.float32)
-
-    def density(simulator, latent):
-        given = {"mean": jnp.float32(0.4)}
-        if isinstance(noise, LatentNoise):
-            given["x_noise"] = jnp.asarray(latent)
-        return jax.jit(lambda at: log_density(gb, (X,), {"simulator": simulator}, at)[0])(given)
-
-    np.testing.assert_allclose(density(keyed, z[:, None]), density(DECLARED, z), rtol=1e-5)
 
 
 def test_data_must_be_known():

@@ -1,0 +1,86 @@
+"""Samples of a model's data points at many parameters, by keys of low discrepancy where the simulator takes them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import jax
+import numpy as np
+
+from numpyro_kme._core import programs, progress
+from numpyro_kme._core.programs import Program, Recomputed
+from numpyro_kme.models.calls import Call
+from numpyro_kme.models.low_discrepancy import node_keys
+from numpyro_kme.models.problem import Draws
+from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.simulations.site_runs import Run
+
+TOGETHER = 2**16
+"""Points that are simulated in one call of a compiled program."""
+
+
+@dataclass(frozen=True, eq=False)
+class PointSimulator(Recomputed):
+    """A model's data points at given parameters.
+
+    Attributes:
+        arguments: `x (D, p) -> (D, A)`, the simulator's arguments at parameters; with covariates `(D, n, A)`.
+        simulator: The simulator, for one data point.
+        plan: How a black box is run.
+        rng_key: Noise. Point `i` of all that are ever simulated has noise of its own.
+    """
+
+    arguments: Callable[[np.ndarray], np.ndarray]
+    simulator: Simulator
+    plan: Plan
+    rng_key: jax.Array
+
+    def __call__(self, x: np.ndarray, number: int, num_nodes: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """Simulate `num_nodes` points at each of the parameters `(D, p)`, and with covariates for each data point.
+
+        Args:
+            x: Parameters.
+            number: How many parameters have been simulated before.
+            num_nodes: A power of two.
+            rows: With covariates, some of the data points by number.
+        Returns:
+            `(D, num_nodes, *event)`; with covariates `(D, n, num_nodes, *event)`.
+        """
+        arguments = self.arguments(x)
+        arguments = arguments if rows is None else arguments[:, rows]
+        lead, dim = arguments.shape[:-1], arguments.shape[-1]
+        flat = np.ascontiguousarray(arguments.reshape(-1, dim))
+        numbers = np.uint32(number * (len(flat) // len(x))) + np.arange(len(flat), dtype=np.uint32)
+        simulate = self._black_box if self.simulator.black_box else self._compiled
+        return simulate(flat, numbers, num_nodes).reshape(*lead, num_nodes, *self.simulator.event_shape)
+
+    def _compiled(self, flat, numbers, num_nodes):
+        keys = node_keys(self._call.fn, self.rng_key, num_nodes, *self._call.zeros)
+        simulate = partial(self._program, keys)
+        return programs.in_blocks(lambda rows: simulate(*rows), (numbers, flat), max(TOGETHER // num_nodes, 1))
+
+    @cached_property
+    def _call(self) -> Call:
+        return Call.of(self.simulator)
+
+    @cached_property
+    def _program(self) -> Program:
+        """The simulator as it is now: a function may refer to what has changed since the last run."""
+        return Program(partial(_simulate, self._call), thorough=True)
+
+    def _black_box(self, flat, numbers, num_nodes):
+        draws = Draws({}, {"x": np.repeat(flat, num_nodes, axis=0)}, {})
+        key = jax.random.fold_in(self.rng_key, numbers[0])
+        with progress.steps("simulating", len(flat) * num_nodes, self.plan.progress_bar) as bar:
+            return Run(key, "x", self.simulator, draws, self.plan, bar, None).all()[0]
+
+
+def _simulate(call: Call, keys, numbers, arguments):
+    """Points at each row of arguments, `(rows, M, *event)`; keys of a row are the nodes' keys with its number."""
+
+    def at_row(number, arguments):
+        own = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+        return jax.vmap(partial(call, arguments))(own)
+
+    return jax.vmap(at_row)(numbers, arguments)
