@@ -43,12 +43,12 @@ from numpyro_kme.likelihoods import (
 )
 from numpyro_kme.losses import MMD, NegativeLogLikelihood, Wasserstein
 from numpyro_kme.mcmc import CommonNoise, FreshNoise, LatentNoise, PseudoMarginal, SyntheticLikelihood, handlers
-from numpyro_kme.models import FromNoise, Problem, Simulator, lift_noise
+from numpyro_kme.models import FromNoise, Problem, Simulator
 from numpyro_kme.simulations import Command, Penalise, Retry, SimulatedMissing, Simulations, simulate
 
 __version__ = version("numpyro-kme")
 
-__all__ = ["FromNoise", "Problem", "Simulator", "lift_noise"]  # a simulator in a model
+__all__ = ["FromNoise", "Problem", "Simulator"]  # a simulator in a model
 __all__ += ["Command", "Penalise", "Retry", "SimulatedMissing", "Simulations", "simulate"]  # simulations
 __all__ += ["KernelMeans", "KernelMeansLikelihood", "ResidualKernelMeans", "fit_likelihood"]
 __all__ += ["SelectedStatistics", "SemiAutomaticStatistics"]  # of raw outputs

@@ -32,27 +32,33 @@ MOVES, WARMUP = 2, 3000
 """Simulations of a pseudo-marginal step, with noise alone and with parameters; steps of its warmup."""
 
 
-def exponentials(rng_key, rate):
+def of_normals(*shape):
+    """Declare that the noise of a simulator is standard normals of this shape."""
+    return lambda fn: kme.FromNoise(fn, dist.Normal(0.0, 1.0).expand(shape).to_event(len(shape)))
+
+
+@of_normals(10)
+def exponentials(z, rate):
     """Logarithm of the mean of ten exponentials."""
-    return jnp.log(jnp.mean(jax.random.exponential(rng_key, (10,)) / rate))[None]
+    return jnp.log(jnp.mean(-jax.scipy.stats.norm.logcdf(z) / rate))[None]
 
 
-def octiles(rng_key, location, log_scale):
+@of_normals(50)
+def octiles(z, location, log_scale):
     """Seven quantiles of fifty g-and-k numbers."""
-    z = jax.random.normal(rng_key, (50,))
     x = location + jnp.exp(log_scale) * (1 + 0.8 * jnp.tanh(z)) * (1 + z**2) ** 0.3 * z
     return jnp.quantile(x, jnp.arange(1, 8) / 8)
 
 
-def ricker(rng_key, growth, noise):
+@of_normals(20, 2)
+def ricker(z, growth, noise):
     """Mean and standard deviation of the logarithms of twenty observed sizes."""
 
-    def year(size, rng_key):
-        process, census = jax.random.split(rng_key)
-        size = size * jnp.exp(growth - size + noise * jax.random.normal(process))
-        return size, jnp.log(size) + 0.2 * jax.random.normal(census)
+    def year(size, z):
+        size = size * jnp.exp(growth - size + noise * z[0])
+        return size, jnp.log(size) + 0.2 * z[1]
 
-    logs = jax.lax.scan(year, 1.0, jax.random.split(rng_key, 20))[1]
+    logs = jax.lax.scan(year, 1.0, z)[1]
     return jnp.stack([logs.mean(), logs.std()])
 
 

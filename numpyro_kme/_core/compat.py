@@ -1,11 +1,9 @@
 """Names of NumPyro and JAX that are not documented as public, in one place."""
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -155,10 +153,6 @@ def plain(program: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(program, "jaxpr", program), getattr(program, "consts", ())
 
 
-PLAYED = {"jit", "closed_call", "remat2", "custom_jvp_call", "custom_vjp_call", "scan", "cond", "while"}
-"""Operations of a traced program that run others, one after the other or as their name says: all that can be played."""
-
-
 def programs(equation: Any) -> list[Any]:
     """The programs that an operation of a traced one runs, in the order in which it runs them."""
     return [one for one in jax.tree.leaves(tuple(equation.params.values())) if hasattr(plain(one)[0], "eqns")]
@@ -181,54 +175,3 @@ def fingerprint(program: Any) -> bytes:
     for number in (number for number in constants(program) if not isinstance(number, jax.core.Tracer)):
         found.update(np.asarray(number).tobytes())
     return found.digest()
-
-
-def written_in(equation: Any) -> tuple[str, str]:
-    """Package and name of the compiled function that an operation calls, `("jax", "_normal_real")`."""
-    inner = plain(equation.params.get("jaxpr"))[0]
-    path = getattr(getattr(inner, "debug_info", None), "func_filename", None) or ""
-    found = [package for package in ("jax/_src/random", "numpyro/distributions") if package in Path(path).as_posix()]
-    return (found[0].partition("/")[0], equation.params.get("name", "")) if found else ("", "")
-
-
-def bind(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
-    """Outputs of an operation of a traced program."""
-    with equation.ctx.manager:
-        outputs = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
-    return outputs if equation.primitive.multiple_results else [outputs]
-
-
-def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any], int]:
-    """Inputs of a scan: constants, carry and rows, and the number of the carry's arrays.
-
-    Told by their shapes, since names of its parameters differ between versions: rows have an axis more than the loop's
-    body sees.
-    """
-    body = plain(equation.params["jaxpr"])[0]
-    rows = sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(equation.invars, body.invars))
-    stacked = sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(equation.outvars, body.outvars))
-    carry, end = len(body.outvars) - stacked, len(values) - rows
-    return values[: end - carry], values[end - carry : end], values[end:], carry
-
-
-def source_line(equation: Any) -> str:
-    """Where a user wrote an operation, `file:line (function)`."""
-    from jax._src.source_info_util import summarize
-
-    return summarize(equation.source_info)
-
-
-@contextmanager
-def calls_binomial() -> Iterator[None]:
-    """While JAX traces: `jax.random.binomial` as a call that a traced program shows, and not written out."""
-    module: Any = inspect.getmodule(jax.random.binomial)
-    written_out = getattr(module, "_binomial", None)
-    function = getattr(written_out, "__wrapped__", None)
-    if function is None:
-        yield
-        return
-    module._binomial = jax.jit(function, static_argnums=(3, 4))
-    try:
-        yield
-    finally:
-        module._binomial = written_out

@@ -275,8 +275,8 @@ def _noise_sites(trace: dict) -> tuple[str, ...]:
         checks.require(
             isinstance(fn, dist.Normal) and bool(np.all(fn.loc == 0.0) and np.all(fn.scale == 1.0)),
             f"PseudoMarginal moves noise in standard normals, and the noise {name!r} is declared as "
-            f"{type(fn).__name__}. Draw it inside the simulator, fn(rng_key, ...), out of which it is lifted as "
-            "standard normals, or use FreshNoise.",
+            f"{type(fn).__name__}. Declare standard normals, FromNoise(fn, dist.Normal(0, 1)), and transform them in "
+            "the simulator; or use FreshNoise.",
         )
     return names
 

@@ -265,33 +265,6 @@ def test_synthetic_likelihood_by_scipy(rng):
         kme.SyntheticLikelihood(pair, 0.3, -0.2, num_simulations=4)
 
 
-def uniforms(rng_key, a, b):
-    u = jax.random.uniform(rng_key, (3,))
-    return jnp.stack([a + u.sum(), b * u[0]])
-
-
-def one_number(rng_key, a, b):
-    z = jax.random.normal(rng_key)
-    return jnp.stack([a + z, b * z + z**2])
-
-
-@pytest.mark.parametrize(
-    "fn, mean, covariance",
-    [
-        (pair, [0.3, -0.2], [[1.0, 0.5], [0.5, 0.25 + np.exp(0.6)]]),
-        (uniforms, [1.8, -0.1], [[0.25, -0.2 / 12], [-0.2 / 12, 0.04 / 12]]),
-        (one_number, [0.3, 1.0], [[1.0, -0.2], [-0.2, 0.04 + 2.0]]),
-    ],
-)
-def test_lifted_noise_gives_moments_that_are_almost_exact(fn, mean, covariance):
-    """A tenth of the error of independent simulations, against moments by hand."""
-    y = np.add(mean, [0.5, 0.02])
-    exact = stats.multivariate_normal(mean, covariance).logpdf(y)
-    density = jax.jit(lambda key: kme.SyntheticLikelihood(fn, 0.3, -0.2, rng_key=key).log_prob(y))
-    independent = [float(density(key)) - exact for key in jax.random.split(KEY, 40)]
-    assert abs(float(density(None)) - exact) < 0.1 * np.sqrt(np.mean(np.square(independent)))
-
-
 def constant_beside(rng_key, theta):
     return jnp.stack([theta + jax.random.normal(rng_key), theta])
 

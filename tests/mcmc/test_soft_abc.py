@@ -141,7 +141,7 @@ def test_noise_that_no_data_see_keeps_its_distribution():
 def test_noise_that_is_not_standard_normal_is_refused_by_correlated_steps():
     declared = FromNoise(lambda z, m, s: m + s * z, dist.Exponential().expand([3]).to_event(1))
     kernel = PseudoMarginal(soft_abc(model, Gaussian(0.4)))
-    with pytest.raises(ValueError, match=r"noise 'x_noise' is declared as Exponential\. Draw it inside"):
+    with pytest.raises(ValueError, match=r"noise 'x_noise' is declared as Exponential\. Declare standard normals"):
         MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(random.key(0), X, declared)
 
 

@@ -9,9 +9,8 @@ from numpyro.infer.util import log_density
 
 import numpyro_kme as kme
 
-
-def simulator(rng_key, theta):
-    return theta + jax.random.normal(rng_key, (1,))
+noise = dist.Normal(0.0, 1.0).expand([1]).to_event(1)
+simulator = kme.FromNoise(lambda z, theta: theta + z, noise)
 
 
 def model(x=None):

@@ -42,10 +42,6 @@ noise = dist.Normal(0.0, 1.0).expand([1]).to_event(1)
 fn = kme.FromNoise(lambda z, theta: theta + z, noise)
 print(kme.Simulator(fn, 0.5).sample(jax.random.key(0)))
 
-# %% lift_noise
-lifted = kme.lift_noise(simulator, 0.5)  # its random numbers become an argument
-print(lifted.dim, lifted(jnp.zeros(1), 0.5))
-
 # %% simulate
 simulations = kme.simulate(jax.random.key(0), model, 400, progress_bar=False)
 print(simulations)
