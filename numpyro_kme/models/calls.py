@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro import handlers
 
+from numpyro_kme._core import compat
 from numpyro_kme._core.programs import pieces
 from numpyro_kme.models.simulator import Simulator
 
@@ -50,6 +50,6 @@ class Call:
             shape, dtype = self.declared
             point = Simulator(self.fn, *params, shape=shape, dtype=dtype).sample(noise)
         else:
-            with handlers.block():
+            with compat.shielded():
                 point = self.fn(noise, *params)
         return jnp.asarray(point, jnp.result_type(float))
