@@ -116,6 +116,7 @@ def by_points(measure):
     return embedding, product, measure.as_points().product_embedding(LAPLACE, A, WIDE, B)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", ["normal", "mixture"])
 def test_points_stand_in_for_other_kernels(name):
     """A quasi-random set converges to the closed form, and serves kernels that have none."""
@@ -145,6 +146,7 @@ def test_each_component_has_a_point_however_few_are_asked_for():
     np.testing.assert_allclose(points.weights, mixture.weights, rtol=1e-6)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", MEASURES)
 def test_draws_have_the_moments(name):
     measure, n = MEASURES[name], 4000

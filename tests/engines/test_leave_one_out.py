@@ -102,5 +102,5 @@ def test_one_event_has_no_part_to_leave_out():
         engine.to_inference_data(log_likelihood=True)
     rejection = kme.RejectionABC(one_event, 1000, progress_bar=False)
     rejection.run(KEY, x=np.float32(0.5))
-    with pytest.raises(NotImplementedError, match="RejectionABC has no likelihood of single observations"):
+    with pytest.raises(NotImplementedError, match="RejectionABC has draws and no likelihood of single observations"):
         rejection.to_inference_data(log_likelihood=True)
