@@ -20,7 +20,7 @@ RIDGES = 1e-4, 1e-2, 1.0
 
 
 @dataclass(frozen=True)
-class Region:
+class Ellipsoid:
     """An ellipsoid of parameters inside a box: `x = center + root z` with `|z| <= radius`.
 
     Attributes:
@@ -66,7 +66,7 @@ class Basis:
         length: Their length scale.
     """
 
-    region: Region
+    region: Ellipsoid
     factors: np.ndarray
     knots: np.ndarray
     length: float = 1.0
@@ -118,7 +118,7 @@ def num_monomials(dim: int, degree: int) -> int:
     return comb(dim + degree, degree)
 
 
-def monomials(region: Region, degree: int) -> Basis:
+def monomials(region: Ellipsoid, degree: int) -> Basis:
     """Monomials up to a degree of at most three."""
     dim = len(region.center)
     rows = [(0,) * (3 - degree) + row for row in combinations_with_replacement(range(dim + 1), degree)]
@@ -161,7 +161,7 @@ def _product(rows: np.ndarray, matrices: np.ndarray) -> np.ndarray:
     return (rows.reshape(-1, rows.shape[2]) @ matrices[0]).reshape(*rows.shape[:2], -1)
 
 
-def fit(region: Region, x: np.ndarray, embeddings: np.ndarray) -> Emulator:
+def fit(region: Ellipsoid, x: np.ndarray, embeddings: np.ndarray) -> Emulator:
     """Regress embeddings `(D, 1, r)` or `(D, R, r)` at points `(D, p)` on the parameters.
 
     The basis is the one with the smallest leave-one-out error of the first reweighting.
@@ -212,7 +212,7 @@ class Smoother:
         return (rest - smooth(rest)) / np.maximum(1.0 - hat, 1e-9)[:, None]
 
 
-def candidates(region: Region, x: np.ndarray) -> Iterator[Smoother]:
+def candidates(region: Ellipsoid, x: np.ndarray) -> Iterator[Smoother]:
     """Regressions on points `(D, p)`: monomials, and those of degree two with Gaussian functions."""
     z, none = region.whiten(x), np.empty((len(x), 0))
     for degree in (1, 2, 3):

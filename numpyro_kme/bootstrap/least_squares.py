@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kme.bootstrap.emulator import Emulator, Region
+from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator
 from numpyro_kme.losses import mixing
 
 MOST_STEPS = 100
@@ -102,7 +102,7 @@ class Targets:
         return Targets(self.data[rows], self.fit_proportion, Anchor(self.anchor.points[rows], self.anchor.weight))
 
 
-def minimise(targets: Targets, emulator: Emulator, region: Region, starts: np.ndarray) -> Minima:
+def minimise(targets: Targets, emulator: Emulator, region: Ellipsoid, starts: np.ndarray) -> Minima:
     """Minimise every reweighting from a start of its own `(R, p)`, by damped Newton steps inside the region."""
     x = region.project(starts)
     state = [x, *targets.expand(emulator, x)]

@@ -5,7 +5,7 @@ import numpy as np
 
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.keys import data_of, fold_in, split
-from numpyro_kme.bootstrap.search import BASINS, FOLLOWED, PROPOSALS, STEPS, Explored, Look, Problem, explore
+from numpyro_kme.bootstrap.search import BASINS, FOLLOWED, PROPOSALS, STEPS, BootstrapProblem, Explored, Look, explore
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings, with_full_data
 
 NUM_PILOTS = 128
@@ -49,7 +49,7 @@ class Replicates:
 
 
 def emulated_bootstrap(
-    rng_key: jax.Array, problem: Problem, process: DirichletProcess, num_samples: int, prior_draws: int
+    rng_key: jax.Array, problem: BootstrapProblem, process: DirichletProcess, num_samples: int, prior_draws: int
 ) -> Replicates:
     """Minimise a squared distance for every reweighting, on emulated embeddings of the model.
 

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import child
-from numpyro_kme.bootstrap.emulator import Emulator, Region, fit, num_monomials
+from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, fit, num_monomials
 from numpyro_kme.bootstrap.least_squares import NOTHING, Anchor, Minima, Targets, minimise
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.kernels.base import num_points
@@ -53,7 +53,7 @@ OUTSIDE = 1e-4
 
 
 @dataclass(frozen=True)
-class Problem:
+class BootstrapProblem:
     """A bootstrap in which parameters `x` are in units of the prior.
 
     Attributes:
@@ -115,13 +115,13 @@ class Look:
         models: Embeddings of the model at the prior draws, `(S, r)`.
     """
 
-    problem: Problem
+    problem: BootstrapProblem
     rows: np.ndarray | None
     embedding: Embedding
     models: np.ndarray
 
     @classmethod
-    def at_prior(cls, problem: Problem) -> "Look":
+    def at_prior(cls, problem: BootstrapProblem) -> "Look":
         """Simulate at the prior draws."""
         rows, data = None, problem.data
         if problem.has_covariates:
@@ -147,7 +147,7 @@ class Look:
         points = self.problem.simulate(x, number, self.problem.num_nodes // LOOK_NODES, self.rows)
         return _equal(self.embedding, points, self.rows)
 
-    def regions(self, pilots: np.ndarray) -> list[Region]:
+    def regions(self, pilots: np.ndarray) -> list[Ellipsoid]:
         """Follow the best prior draws, basin by basin, to where the minima of the full data and of pilot
         reweightings are, by cross-entropy: each keeps the best point, and these make the next proposal.
 
@@ -166,7 +166,7 @@ class Look:
         ]
         basins, number = self._basins(pilots[:1], prior[best[:FOLLOWED]], full[best[:FOLLOWED]])
         nearest = np.linalg.norm(prior[best][:, None] - prior[best[basins]], axis=2).argmin(axis=1)
-        found = list[Region]()
+        found = list[Ellipsoid]()
         for label in range(len(basins)):
             own = best[nearest == label]
             x, losses = prior[own], self.losses(pilots, self.models[own])
@@ -179,7 +179,7 @@ class Look:
                 elite = x[np.unique(np.argmin(np.where(np.isfinite(losses), losses, np.inf), axis=1))]
                 shift, center = elite.mean(axis=0) - center, elite.mean(axis=0)
                 spread = SLOW * spread + np.outer(shift, shift) + (_spread(elite) if len(elite) > 1 else 0.0)
-            found.append(Region(center, np.linalg.cholesky(spread), radius, problem.low, problem.high))
+            found.append(Ellipsoid(center, np.linalg.cholesky(spread), radius, problem.low, problem.high))
         return found
 
     def _basins(self, equal: np.ndarray, x: np.ndarray, losses: np.ndarray) -> tuple[list[int], int]:
@@ -234,7 +234,7 @@ class Explored:
         settled: Whether the region stayed, and the error is harmless.
     """
 
-    region: Region
+    region: Ellipsoid
     emulator: Emulator
     targets: Targets
     minima: Minima
@@ -243,7 +243,12 @@ class Explored:
 
 
 def explore(
-    problem: Problem, region: Region, reweightings: Reweightings, anchors: np.ndarray, num_pilots: int, number: int
+    problem: BootstrapProblem,
+    region: Ellipsoid,
+    reweightings: Reweightings,
+    anchors: np.ndarray,
+    num_pilots: int,
+    number: int,
 ) -> tuple[Explored, int]:
     """Move a region to the minima of the full data and of pilot reweightings, and learn the embedding over it.
 
@@ -287,7 +292,7 @@ def explore(
     return Explored(region, learnt.emulator, learnt.targets, own, tuple(errors), settled), number
 
 
-def _learn(problem: Problem, region: Region, targets: Targets, x, embeddings, pilots) -> "Explored":
+def _learn(problem: BootstrapProblem, region: Ellipsoid, targets: Targets, x, embeddings, pilots) -> "Explored":
     """Fit an emulator over a region, and find the minima of the pilots and the weight of the prior in turn."""
     inside = np.linalg.norm(region.whiten(x), axis=1) <= 1.01 * region.radius
     inside &= np.isfinite(embeddings).all(axis=(1, 2))
@@ -308,7 +313,7 @@ def _learn(problem: Problem, region: Region, targets: Targets, x, embeddings, pi
     return found
 
 
-def _row_weights(problem: Problem, reweightings: Reweightings) -> np.ndarray:
+def _row_weights(problem: BootstrapProblem, reweightings: Reweightings) -> np.ndarray:
     """Weights of the covariates of the data, `(R, n)`; a further point adds its own to the nearest covariates."""
     weights = np.array(reweightings.weights[:, : problem.size])
     if reweightings.extra is not None:
@@ -319,7 +324,7 @@ def _row_weights(problem: Problem, reweightings: Reweightings) -> np.ndarray:
     return weights
 
 
-def _design(problem: Problem, region: Region, size: int, number: int) -> np.ndarray:
+def _design(problem: BootstrapProblem, region: Ellipsoid, size: int, number: int) -> np.ndarray:
     """Points evenly over a region, `(size, p)`."""
     dim = len(region.center)
     sobol = scipy.stats.qmc.Sobol(dim + 1, rng=numpy_rng(child(problem.rng_key, 1 + number)))
@@ -388,7 +393,7 @@ def loss_scale(targets: Targets, emulator: Emulator, x: np.ndarray) -> float:
     return float(h.sum() / (h**2 / np.maximum(j, 1e-300)).sum())
 
 
-def _moved(problem: Problem, region: Region, minima: Minima) -> tuple[Region, bool]:
+def _moved(problem: BootstrapProblem, region: Ellipsoid, minima: Minima) -> tuple[Ellipsoid, bool]:
     """The region of the minima, and whether it is about the one that they were found in.
 
     Where the full data's minimum is at the edge, the region moves there and widens instead.

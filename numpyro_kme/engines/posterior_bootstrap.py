@@ -15,7 +15,7 @@ from numpyro_kme._core.keys import split
 from numpyro_kme.bootstrap.generic import minimised_bootstrap
 from numpyro_kme.bootstrap.least_squares import Anchor, Targets
 from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap
-from numpyro_kme.bootstrap.search import HARMLESS, Problem, some_points
+from numpyro_kme.bootstrap.search import HARMLESS, BootstrapProblem, some_points
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines._point_simulator import PointSimulator
@@ -218,7 +218,7 @@ class PosteriorBootstrap(Engine):
         )
         return None, posterior
 
-    def _problem(self, iid: IidModel, loss: Loss, data, starts: np.ndarray, design_key, noise_key) -> Problem:
+    def _problem(self, iid: IidModel, loss: Loss, data, starts: np.ndarray, design_key, noise_key) -> BootstrapProblem:
         """The bootstrap of a squared distance, with parameters in units of the prior."""
         simulator = iid.one_call()
         have, want = iid.data.shape[1:], simulator.event_shape
@@ -232,7 +232,7 @@ class PosteriorBootstrap(Engine):
         width = np.where(high > low, 0.5 * (high - low), 1.0)
         prior = (starts - center) / width
         box = np.where(iid.bounded, np.quantile(prior, [[TAILS], [1.0 - TAILS]], axis=0)[:, 0], [[-np.inf], [np.inf]])
-        return Problem(
+        return BootstrapProblem(
             simulate=PointSimulator(_Arguments(iid, center, width), simulator, self.plan, noise_key),
             loss=loss,
             data=data,
@@ -304,7 +304,7 @@ def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Arra
     return distribution.sample(rng_key, (num,))
 
 
-def _emulated_losses(problem: Problem, u: np.ndarray) -> np.ndarray:
+def _emulated_losses(problem: BootstrapProblem, u: np.ndarray) -> np.ndarray:
     """Losses of the full data, by simulation."""
     x, equal = (u - problem.center) / problem.width, np.full((1, problem.size), 1.0 / problem.size)
     nodes = max(problem.num_nodes // 64, 16) if problem.has_covariates else problem.num_nodes

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from numpyro_kme.bootstrap.emulator import Basis, Emulator, Region, candidates, fit, monomials
+from numpyro_kme.bootstrap.emulator import Basis, Ellipsoid, Emulator, candidates, fit, monomials
 
 ROOT = np.array([[0.5, 0.0, 0.0], [0.2, 1.5, 0.0], [0.1, -0.3, 0.7]])
-REGION = Region(np.array([1.0, -2.0, 0.5]), ROOT, 3.0, np.full(3, -np.inf), np.full(3, np.inf))
+REGION = Ellipsoid(np.array([1.0, -2.0, 0.5]), ROOT, 3.0, np.full(3, -np.inf), np.full(3, np.inf))
 
 
 def basis(degree, rng):
@@ -75,7 +75,7 @@ def test_each_reweighting_may_have_a_model_of_its_own(rng):
 
 
 def test_points_are_moved_into_the_box_and_the_ball():
-    region = Region(np.zeros(2), np.diag([1.0, 2.0]), 3.0, np.array([-1.0, -np.inf]), np.full(2, np.inf))
+    region = Ellipsoid(np.zeros(2), np.diag([1.0, 2.0]), 3.0, np.array([-1.0, -np.inf]), np.full(2, np.inf))
     moved = region.project(np.array([[0.5, 1.0], [-4.0, 0.0], [0.0, 12.0]]))
     np.testing.assert_allclose(moved, [[0.5, 1.0], [-1.0, 0.0], [0.0, 6.0]])
     np.testing.assert_array_equal(region.at_edge(moved), [False, False, True])

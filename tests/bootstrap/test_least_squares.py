@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from numpyro_kme.bootstrap.emulator import Emulator, Region, monomials
+from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, monomials
 from numpyro_kme.bootstrap.least_squares import Anchor, Targets
 from numpyro_kme.bootstrap.least_squares import minimise as minimise_all
 
-REGION = Region(np.zeros(2), np.eye(2), 4.0, np.full(2, -np.inf), np.full(2, np.inf))
+REGION = Ellipsoid(np.zeros(2), np.eye(2), 4.0, np.full(2, -np.inf), np.full(2, np.inf))
 
 
 def case(rng, rows=6, own=False, degree=3, proportion=False, weight=0.3):
@@ -64,7 +64,7 @@ def test_a_linear_model_with_an_anchor_is_ridge_regression(rng):
 def test_minima_beyond_a_bound_lie_on_it_where_the_others_are_least(rng):
     emulator, targets = case(rng, degree=1)
     free = minimise_all(targets, emulator, REGION, np.zeros((6, 2))).x
-    bound = Region(np.zeros(2), np.eye(2), 4.0, np.full(2, -np.inf), np.array([free[:, 0].min() - 0.1, np.inf]))
+    bound = Ellipsoid(np.zeros(2), np.eye(2), 4.0, np.full(2, -np.inf), np.array([free[:, 0].min() - 0.1, np.inf]))
     found = minimise_all(targets, emulator, bound, np.full((6, 2), -1.0))
     np.testing.assert_allclose(found.x[:, 0], bound.high[0])
     assert found.converged.all()

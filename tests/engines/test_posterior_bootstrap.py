@@ -12,7 +12,7 @@ import pytest
 from numpyro.infer import Predictive
 from scipy.optimize import minimize, minimize_scalar
 
-from numpyro_kme.bootstrap.emulator import Emulator, Region, monomials
+from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, monomials
 from numpyro_kme.bootstrap.least_squares import Anchor, Targets
 from numpyro_kme.bootstrap.search import loss_scale
 from numpyro_kme.engines._iid import IidModel
@@ -256,7 +256,7 @@ def test_what_the_data_leave_open_spreads_as_the_prior():
 
 def test_the_loss_scale_makes_a_squared_distance_a_log_likelihood(rng):
     """`m(u) = u` and data of variance `s^2`: `|u - d|^2 / (2 s^2)`, so the scale is `2 s^2`."""
-    region = Region(np.zeros(2), np.eye(2), 9.0, np.full(2, -np.inf), np.full(2, np.inf))
+    region = Ellipsoid(np.zeros(2), np.eye(2), 9.0, np.full(2, -np.inf), np.full(2, np.inf))
     basis = monomials(region, 1)
     emulator = Emulator(basis, np.concatenate([np.zeros((1, 2)), np.eye(2)])[None])
     targets = Targets(0.3 * rng.normal(size=(5000, 2)), False, Anchor(np.zeros((5000, 2)), 0.0))

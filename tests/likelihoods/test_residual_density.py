@@ -10,7 +10,7 @@ from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.residual import bandwidths as bw
-from numpyro_kme.likelihoods.residual.bandwidths import Bandwidths, Learnt, learn, log_densities_alone
+from numpyro_kme.likelihoods.residual.bandwidths import Bandwidths, LearntBandwidths, learn, log_densities_alone
 from numpyro_kme.likelihoods.residual.density import KernelMixture
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.weights import EmbeddingWeights
@@ -18,7 +18,7 @@ from numpyro_kme.likelihoods.residual.weights import EmbeddingWeights
 
 def mixture(z, blocks, eps=0.6, beta=1.3, lam=0.02, sensitivity=0.3, tails=0.02):
     bandwidths = Bandwidths(beta, lam, eps, sensitivity)
-    return KernelMixture.fit(z, blocks, Learnt(bandwidths, None, np.full(len(blocks), tails)))
+    return KernelMixture.fit(z, blocks, LearntBandwidths(bandwidths, None, np.full(len(blocks), tails)))
 
 
 def heavy_tailed(size):

@@ -53,7 +53,7 @@ BEGIN, SWEEPS = Bandwidths(2.0, 0.1, 0.5, 0.25), 2
 """Where the search begins; turns in which each hyperparameter is set to its best value given the others."""
 
 
-class Learnt(NamedTuple):
+class LearntBandwidths(NamedTuple):
     """What held-out simulations say of some blocks of residuals.
 
     Attributes:
@@ -85,7 +85,7 @@ class _Kernels(NamedTuple):
         return self.log_largest + np.log(np.einsum("ij,ij->i", self.over, weights))
 
 
-def learn(z: np.ndarray, blocks: list[np.ndarray]) -> Learnt:
+def learn(z: np.ndarray, blocks: list[np.ndarray]) -> LearntBandwidths:
     """Maximise the held-out log density of blocks of residuals, `(m, k)` each, all of the same bandwidths.
 
     Cost: `m^3` for each of about twenty pairs of `beta` and `lam`, `b m^2` kernels for each of twenty-eight of the
@@ -113,7 +113,7 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> Learnt:
     weights = weights_of(now.beta, now.lam)
     mixtures = [kernel.log_mixture(weights) for kernel in kernels]
     tail_weights = np.array([_heavy_tailed_weight(mixture, tail) for mixture, tail in zip(mixtures, tails)])
-    return Learnt(now._replace(beta=root * now.beta), log_product(kernels, weights, tails), tail_weights)
+    return LearntBandwidths(now._replace(beta=root * now.beta), log_product(kernels, weights, tails), tail_weights)
 
 
 def _best(now: Bandwidths, name: str, values: Iterable[float], score: Callable[[Bandwidths], float]) -> Bandwidths:

@@ -22,7 +22,7 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.bandwidths import Learnt, log_pilots
+from numpyro_kme.likelihoods.residual.bandwidths import LearntBandwidths, log_pilots
 from numpyro_kme.likelihoods.residual.mixture import log_defended, log_kernels_at
 from numpyro_kme.likelihoods.residual.tabulated import Tabulated
 from numpyro_kme.likelihoods.residual.weights import EmbeddingWeights
@@ -47,7 +47,7 @@ class KernelMixture:
     heavy_tailed_weights: Array
 
     @classmethod
-    def fit(cls, z: np.ndarray, blocks: list[np.ndarray], learnt: Learnt) -> "KernelMixture":
+    def fit(cls, z: np.ndarray, blocks: list[np.ndarray], learnt: LearntBandwidths) -> "KernelMixture":
         """From all residuals, `(m, k)` each, with what some of them taught. Cost: `b m min(m, 4000)` kernels."""
         beta, lam, eps, sensitivity = learnt.bandwidths
         factors = np.stack([np.exp(-sensitivity * log_pilots(block, eps)) for block in blocks])
