@@ -23,7 +23,6 @@ import numpyro.distributions as dist
 from scipy.special import ndtr, ndtri
 
 import numpyro_kme as kme
-from benchmarks.checks import calibration
 from benchmarks.helpers import report
 from numpyro_kme import diagnostics
 from numpyro_kme.diagnostics.uniformity import MARGIN
@@ -31,6 +30,21 @@ from numpyro_kme.engines import EffectiveSampleSizeError
 
 MARGINS = (0.0, 0.05, 0.1, 0.15)
 QUIET = dict(num_samples=200, progress_bar=False)
+
+
+def noisy(rng_key, theta):
+    """A normal draw around theta."""
+    return theta + 0.7 * jax.random.normal(rng_key, theta.shape)
+
+
+def normal(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+
+
+def normal_in_one(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
 
 
 def one_of_many(rng_key, theta):
@@ -45,11 +59,11 @@ def data_set(x=None):
 
 
 ROWS = {
-    ("KELFI", "normal, 1 dimension"): lambda: kme.KELFI(calibration.normal_in_one, 300, num_rounds=1, **QUIET),
-    ("KELFI", "normal, 2 dimensions"): lambda: kme.KELFI(calibration.normal, 300, num_rounds=1, **QUIET),
-    ("kernel ABC", "normal, 1 dimension"): lambda: kme.KernelABC(calibration.normal_in_one, 1000, **QUIET),
-    ("kernel Bayes", "normal, 1 dimension"): lambda: kme.KernelBayes(calibration.normal_in_one, 1000, **QUIET),
-    ("rejection ABC", "normal, 1 dimension"): lambda: kme.RejectionABC(calibration.normal_in_one, 5000, **QUIET),
+    ("KELFI", "normal, 1 dimension"): lambda: kme.KELFI(normal_in_one, 300, num_rounds=1, **QUIET),
+    ("KELFI", "normal, 2 dimensions"): lambda: kme.KELFI(normal, 300, num_rounds=1, **QUIET),
+    ("kernel ABC", "normal, 1 dimension"): lambda: kme.KernelABC(normal_in_one, 1000, **QUIET),
+    ("kernel Bayes", "normal, 1 dimension"): lambda: kme.KernelBayes(normal_in_one, 1000, **QUIET),
+    ("rejection ABC", "normal, 1 dimension"): lambda: kme.RejectionABC(normal_in_one, 5000, **QUIET),
     ("K2-ABC", "10 normal draws"): lambda: kme.K2ABC(data_set, 2000, **QUIET),
 }
 

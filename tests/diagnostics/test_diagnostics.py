@@ -16,7 +16,6 @@ from scipy import stats
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
-from benchmarks.checks import planted_faults
 from numpyro_kme.diagnostics import (
     Calibration,
     Check,
@@ -535,23 +534,6 @@ def test_the_rule_counts_every_test(exact):
     assert Check(exact, {"x": small, "y": quiet}).p_value == 4e-4
     assert Check(exact, {"x": small, "y": quiet}).flagged() and not Check(exact, {"x": small}).flagged(1e-4)
     assert not Check(exact, {"x": quiet}).flagged()
-
-
-@pytest.mark.slow  # faults in an engine of the tests are above; what finds them in a real one is the same
-def test_a_planted_fault_in_kernel_bayes(monkeypatch):
-    """One of the faults of `python -m benchmarks planted_faults`, on fewer simulations and data sets."""
-    monkeypatch.setitem(planted_faults.SIZES, "kernel Bayes", 400)
-    row = planted_faults.one_run("kernel Bayes", "sign of a residual", 0, 60)
-    assert row["flagged"] and row["p"] < 1e-6
-    assert min(row["p-values"][f"{name} data"] for name in "ab") < 1e-8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["KELFI", "kernel Bayes"])
-@pytest.mark.parametrize("fault", list(planted_faults.FAULTS))
-def test_planted_faults(engine, fault):
-    data_sets = {"KELFI": 150, "kernel Bayes": 400}[engine]
-    assert planted_faults.one_run(engine, fault, 0, data_sets)["p"] < 0.05
 
 
 @pytest.mark.parametrize(
