@@ -19,6 +19,8 @@ from numpyro_kme.losses.family import Family, Nodes
 
 MOST_STEPS = 200
 """Steps of a minimisation."""
+STALLED = 3
+"""Steps without progress after which it ends; a line search may fail once or twice in float32 and go on."""
 FOLLOWED, KEPT = 16, 3
 """Prior draws that are followed on the full data; distinct minima of these that replicates start from."""
 SAME = 0.1
@@ -113,17 +115,17 @@ def _minimise(function: Callable, start: jax.Array):
     slope = optax.value_and_grad_from_state(function)
 
     def step(carry):
-        u, state, count, _ = carry
+        u, state, count, last, stalled = carry
         value, gradient = slope(u, state=state)
         update, state = solver.update(gradient, state, u, value=value, grad=gradient, value_fn=function)
-        size = jnp.max(jnp.abs(update) / (1.0 + jnp.abs(u)))
-        return optax.apply_updates(u, update), state, count + 1, size
+        stalls = ~(last - value > jnp.finfo(value.dtype).eps * jnp.abs(value))
+        return optax.apply_updates(u, update), state, count + 1, value, jnp.where(stalls, stalled + 1, 0)
 
     def going(carry):
-        return (carry[2] < MOST_STEPS) & (carry[3] > 10.0 * jnp.finfo(carry[0].dtype).eps)
+        return (carry[2] < MOST_STEPS) & (carry[4] < STALLED)
 
     u = jnp.asarray(start, jnp.result_type(float))
-    found = jax.lax.while_loop(going, step, (u, solver.init(u), 0, jnp.inf))[0]
+    found = jax.lax.while_loop(going, step, (u, solver.init(u), 0, jnp.asarray(jnp.inf, u.dtype), 0))[0]
     return found, *jax.value_and_grad(function)(found)
 
 

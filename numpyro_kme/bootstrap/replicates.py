@@ -28,6 +28,7 @@ class Replicates:
             over parameters; 0 where nothing is simulated.
         settled: Whether the search came to its end.
         mixing_proportion: Fitted mixing proportions, `(B,)`; None where it is fixed at one.
+        at_bound: Which parameters are at a bound, beyond which the prior hardly reaches, `(B, p)`.
         anchors: Points of the prior that the replicates are pulled to, `(B, p)`; None without.
         regions: Number of replicates that have their minimum in each region that was simulated.
         rounds: Rounds of simulations.
@@ -43,6 +44,7 @@ class Replicates:
     error: float = 0.0
     settled: bool = True
     mixing_proportion: np.ndarray | None = None
+    at_bound: np.ndarray | None = None
     anchors: np.ndarray | None = None
     regions: tuple[int, ...] = ()
     rounds: int = 0
@@ -92,6 +94,7 @@ def emulated_bootstrap(
         error=max(one.errors[-1] for one in chosen_regions),
         settled=all(one.settled for one in chosen_regions),
         mixing_proportion=proportion[own] if problem.fit_proportion else None,
+        at_bound=((x <= problem.low) | (x >= problem.high))[own],
         anchors=problem.unstandardise(anchors[own]) if problem.prior_weight else None,
         regions=tuple(np.bincount(best[own], minlength=len(found)).tolist()),
         rounds=sum(len(one.errors) + 1 for one in found),

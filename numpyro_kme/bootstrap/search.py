@@ -29,7 +29,9 @@ but for data of many dimensions."""
 CANDIDATES = 1000
 """Data, and simulated points, among which features choose their pivots."""
 LOOK_ROWS, LOOK_NODES = 128, 32
-"""Data points whose covariates serve to look at the prior, and one in how many nodes does."""
+"""Data points whose covariates serve to look at the prior, with a node each; without, one in how many nodes does."""
+ROW_NODES = 128
+"""With covariates, each data point has one in so many nodes."""
 FOLLOWED, BASINS = 40, 4
 """Prior draws that are sorted into basins of the loss; basins that are followed."""
 PROPOSALS, STEPS = 300, 5
@@ -46,6 +48,8 @@ HARMLESS = 0.1
 """Errors of the emulator up to this many posterior standard deviations are left alone."""
 WIDEN = 3.0
 """Factor by which an ellipsoid grows that has minima at its edge."""
+STRAY = 1.3
+"""Factor by which the radius grows where few replicates, none of them a pilot, have their minima at the edge."""
 MORE_NODES = 4
 """Factor by which nodes are multiplied once the ellipsoid stays, where noise hides how wrong the emulator is."""
 OUTSIDE = 1e-4
@@ -95,6 +99,16 @@ class BootstrapProblem:
         """Number of data points."""
         return num_points(self.data)
 
+    @property
+    def look_nodes(self) -> int:
+        """Nodes of each of the parameters, or of each of their data points, that serve to look at the prior."""
+        return 1 if self.has_covariates else self.num_nodes // LOOK_NODES
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of each of the parameters, or of each of their data points."""
+        return max(self.num_nodes // ROW_NODES, 1) if self.has_covariates else self.num_nodes
+
     def bound(self, x: np.ndarray) -> np.ndarray:
         """Move points into the box."""
         return np.clip(x, self.low, self.high)
@@ -127,46 +141,42 @@ class Look:
         if problem.has_covariates:
             rows = np.unique(np.linspace(0, problem.size - 1, LOOK_ROWS).astype(int))
             data = jax.tree.map(lambda leaf: leaf[rows], data)
-        points = problem.simulate(problem.prior, 0, problem.num_nodes // LOOK_NODES, rows)
+        points = problem.simulate(problem.prior, 0, problem.look_nodes, rows)
         embedding = problem.loss.embedding(data, some_points(data, points), LOOK_FEATURES)
         return cls(problem, rows, embedding, _equal(embedding, points, rows))
 
     def losses(self, weights: np.ndarray, models: np.ndarray) -> np.ndarray:
-        """Losses `(R, S)` of reweighted data, weights `(R, n)`, and embeddings of the model `(S, r)`."""
+        """Losses `(R, S)` of reweighted data, weights `(R, n)`, and embeddings of the model `(S, r)`, infinite where
+        these are not finite."""
         some = weights[:, : self.problem.size] if self.rows is None else weights[:, self.rows]
         none = Anchor(np.zeros((1, 0)), 0.0)
-        return np.stack(
-            [
-                Targets(np.broadcast_to(data, models.shape), self.problem.fit_proportion, none).loss(models)
-                for data in self.embedding.data(some / some.sum(axis=1, keepdims=True))
-            ]
-        )
+        data = self.embedding.data(some / some.sum(axis=1, keepdims=True))
+        targets = (Targets(np.broadcast_to(row, models.shape), self.problem.fit_proportion, none) for row in data)
+        losses = np.stack([target.loss(models) for target in targets])
+        return np.where(np.isfinite(losses), losses, np.inf)
 
     def embed(self, x: np.ndarray, number: int) -> np.ndarray:
         """Embeddings of the model at points `(D, p)`."""
-        points = self.problem.simulate(x, number, self.problem.num_nodes // LOOK_NODES, self.rows)
+        points = self.problem.simulate(x, number, self.problem.look_nodes, self.rows)
         return _equal(self.embedding, points, self.rows)
 
     def regions(self, pilots: np.ndarray) -> list[Ellipsoid]:
         """Follow the best prior draws, basin by basin, to where the minima of the full data and of pilot
         reweightings are, by cross-entropy: each keeps the best point, and these make the next proposal.
 
+        A basin in which no pilot has its lowest loss is left, and one whose center the region of a better one holds.
+
         Args:
             pilots: Weights, the full data first, `(R, n)`.
         """
         problem, dim = self.problem, self.problem.prior.shape[1]
-        rng, prior, radius = (
-            numpy_rng(child(problem.rng_key, 0)),
-            problem.prior,
-            scipy.stats.chi2.ppf(1.0 - OUTSIDE, dim) ** 0.5,
-        )
+        rng, prior = numpy_rng(child(problem.rng_key, 0)), problem.prior
+        radius = scipy.stats.chi2.ppf(1.0 - OUTSIDE, dim) ** 0.5
         full = self.losses(pilots[:1], self.models)[0]
-        best = np.argsort(np.where(np.isfinite(full), full, np.inf))[
-            : min(len(full) // 20, int(np.isfinite(full).sum()))
-        ]
+        best = np.argsort(full)[: min(len(full) // 20, int(np.isfinite(full).sum()))]
         basins, number = self._basins(pilots[:1], prior[best[:FOLLOWED]], full[best[:FOLLOWED]])
         nearest = np.linalg.norm(prior[best][:, None] - prior[best[basins]], axis=2).argmin(axis=1)
-        found = list[Ellipsoid]()
+        found, lowest = list[Ellipsoid](), list[np.ndarray]()
         for label in range(len(basins)):
             own = best[nearest == label]
             x, losses = prior[own], self.losses(pilots, self.models[own])
@@ -176,11 +186,16 @@ class Look:
                 further = self.losses(pilots, self.embed(new, number))
                 x, losses = np.concatenate([x, new]), np.concatenate([losses, further], axis=1)
                 number += PROPOSALS
-                elite = x[np.unique(np.argmin(np.where(np.isfinite(losses), losses, np.inf), axis=1))]
+                elite = x[np.unique(np.argmin(losses, axis=1))]
                 shift, center = elite.mean(axis=0) - center, elite.mean(axis=0)
                 spread = SLOW * spread + np.outer(shift, shift) + (_spread(elite) if len(elite) > 1 else 0.0)
             found.append(Ellipsoid(center, np.linalg.cholesky(spread), radius, problem.low, problem.high))
-        return found
+            lowest.append(losses.min(axis=1))
+        kept = list[Ellipsoid]()
+        for i in sorted(np.unique(np.argmin(lowest, axis=0)), key=lambda i: lowest[i][0]):
+            if not any(better.holds(found[i].center) for better in kept):
+                kept.append(found[i])
+        return kept
 
     def _basins(self, equal: np.ndarray, x: np.ndarray, losses: np.ndarray) -> tuple[list[int], int]:
         """Numbers of the best point of each basin, of points `(m, p)` best first, and how many parameters have been
@@ -265,8 +280,7 @@ def explore(
     dim, pilots = problem.prior.shape[1], np.arange(1 + num_pilots)
     size = 2 * num_monomials(dim, 3 if dim <= 4 else 2) + 20
     rows = _row_weights(problem, reweightings) if problem.has_covariates else None
-    nodes = problem.num_nodes if rows is None else max(problem.num_nodes // 64, 16)
-    most_nodes, settled, errors = MORE_NODES * nodes, False, list[float]()
+    nodes, most_nodes, settled, errors = problem.nodes, MORE_NODES * problem.nodes, False, list[float]()
     x = _design(problem, region, size, 0)
     points, number = problem.simulate(x, number, nodes), number + size
     embedding = problem.loss.embedding(problem.data, some_points(problem.data, points), FEATURES)
@@ -278,8 +292,12 @@ def explore(
         moved, stays = _moved(problem, region, learnt.minima)
         settled = stays and error <= max(HARMLESS, resolution) and (resolution <= HARMLESS or nodes == most_nodes)
         if settled:
-            break
-        region, nodes = (region, most_nodes) if stays else (moved, nodes)
+            everyone = _minima(learnt, x, embeddings, np.arange(len(data)))
+            if not region.at_edge(everyone.x).any():
+                break
+            region = replace(region, radius=STRAY * region.radius)
+        else:
+            region, nodes = (region, most_nodes) if stays else (moved, nodes)
         checked = learnt.minima.x[:CHECKED]
         new = np.concatenate([checked, checked, _design(problem, region, size, step)])
         points, number = problem.simulate(new, number, nodes), number + len(new)
@@ -288,8 +306,8 @@ def explore(
         errors.append(error)
         x, embeddings = np.concatenate([x, new]), np.concatenate([embeddings, fresh])
         learnt = _learn(problem, region, learnt.targets, x, embeddings, pilots)
-    own = _minima(learnt, x, embeddings, np.arange(len(data)))
-    return Explored(region, learnt.emulator, learnt.targets, own, tuple(errors), settled), number
+    everyone = _minima(learnt, x, embeddings, np.arange(len(data)))
+    return replace(learnt, minima=everyone, errors=tuple(errors), settled=settled), number
 
 
 def _learn(problem: BootstrapProblem, region: Ellipsoid, targets: Targets, x, embeddings, pilots) -> "Explored":

@@ -5,12 +5,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, programs
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.keys import split
+from numpyro_kme._core.keys import data_of, fold_in, split
 from numpyro_kme._core.programs import jitted
 from numpyro_kme.kernels.base import num_points, register
 
@@ -72,20 +71,15 @@ class DirichletProcess:
         )
         checks.whole("truncation", self.truncation, 1)
 
-    def weights(self, rng_key: jax.Array, replicates: jax.Array, n: int) -> jax.Array:
+    def weights(self, rng_key: jax.Array, replicates: np.ndarray, n: int) -> np.ndarray:
         """Sample data weights, `(R, n)` or `(R, n + T)`; those of replicate `b` depend on the key and `b` alone."""
-        shape = jnp.ones(n)
+        rngs = [np.random.default_rng(words) for words in fold_in(data_of(rng_key), replicates)]
+        found = np.stack([rng.standard_exponential(n) for rng in rngs])
         if self.concentration:
-            shape = jnp.concatenate([shape, jnp.full(self.truncation, self.concentration / self.truncation)])
-
-        def one(replicate):
-            key = jax.random.fold_in(rng_key, replicate)
-            if not self.concentration:
-                unnormalised = jax.random.exponential(key, (n,))
-                return unnormalised / jnp.sum(unnormalised)
-            return jax.nn.softmax(jax.random.loggamma(key, shape))
-
-        return jax.lax.map(one, replicates)
+            shape = self.concentration / self.truncation
+            further = np.stack([rng.standard_gamma(shape, self.truncation) for rng in rngs])
+            found = np.concatenate([found, further], axis=1)
+        return found / found.sum(axis=1, keepdims=True)
 
     def points(self, rng_key: jax.Array, replicates: np.ndarray, data: Any) -> Any:
         """Sample centering points `(R, T, ...)`; nothing when `concentration` is 0. Shapes are checked."""
@@ -105,9 +99,7 @@ class DirichletProcess:
 def draw_reweightings(rng_key: jax.Array, data: Any, process: DirichletProcess, ids: np.ndarray) -> Reweightings:
     """Sample the weights and centering points of replicates by number."""
     weights_key, points_key = split(rng_key)
-    weights = programs.in_blocks(lambda block: _weights(process, weights_key, block, num_points(data)), ids)
-    weights = np.asarray(weights, np.float64)
-    return Reweightings(weights / weights.sum(axis=1, keepdims=True), process.points(points_key, ids, data))
+    return Reweightings(process.weights(weights_key, ids, num_points(data)), process.points(points_key, ids, data))
 
 
 def with_full_data(reweightings: Reweightings, n: int) -> Reweightings:
@@ -115,9 +107,6 @@ def with_full_data(reweightings: Reweightings, n: int) -> Reweightings:
     first = np.where(np.arange(reweightings.weights.shape[1]) < n, 1.0 / n, 0.0)
     extra = jax.tree.map(lambda leaf: np.concatenate([leaf[:1], leaf]), reweightings.extra)
     return Reweightings(np.concatenate([first[None], reweightings.weights]), extra)
-
-
-_weights = jitted(DirichletProcess.weights, static_argnums=(0, 3))
 
 
 @partial(jitted, static_argnums=0)

@@ -10,13 +10,13 @@ import numpy as np
 from numpyro_kme._core import programs, progress
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.models.calls import Call
-from numpyro_kme.models.low_discrepancy import node_keys
+from numpyro_kme.models.low_discrepancy import accepts, key_of, path_of
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations.simulate import Plan
 from numpyro_kme.simulations.site_runs import Run
 
-TOGETHER = 2**16
+TOGETHER = 2**14
 """Points that are simulated in one call of a compiled program."""
 
 
@@ -56,9 +56,10 @@ class PointSimulator(Recomputed):
         return simulate(flat, numbers, num_nodes).reshape(*lead, num_nodes, *self.simulator.event_shape)
 
     def _compiled(self, flat, numbers, num_nodes):
-        keys = node_keys(self._call.fn, self.rng_key, num_nodes, *self._call.zeros)
-        simulate = partial(self._program, keys)
-        return programs.in_blocks(lambda rows: simulate(*rows), (numbers, flat), max(TOGETHER // num_nodes, 1))
+        nodes = np.tile(np.arange(num_nodes, dtype=np.uint32), len(flat))
+        rows = np.repeat(numbers, num_nodes), nodes, np.repeat(flat, num_nodes, axis=0)
+        size = np.uint32(num_nodes)
+        return programs.in_blocks(lambda block: self._program(self.rng_key, size, *block), rows, TOGETHER)
 
     @cached_property
     def _call(self) -> Call:
@@ -67,7 +68,8 @@ class PointSimulator(Recomputed):
     @cached_property
     def _program(self) -> Program:
         """The simulator as it is now: a function may refer to what has changed since the last run."""
-        return Program(partial(_simulate, self._call), thorough=True)
+        even = accepts(self._call.fn, *self._call.zeros)
+        return Program(partial(_simulate, self._call, even), thorough=True)
 
     def _black_box(self, flat, numbers, num_nodes):
         draws = Draws({}, {"x": np.repeat(flat, num_nodes, axis=0)}, {})
@@ -76,11 +78,12 @@ class PointSimulator(Recomputed):
             return Run(key, "x", self.simulator, draws, self.plan, bar, None).all()[0]
 
 
-def _simulate(call: Call, keys, numbers, arguments):
-    """Points at each row of arguments, `(rows, M, *event)`; keys of a row are the nodes' keys with its number."""
+def _simulate(call: Call, even: bool, rng_key, num_nodes, numbers, nodes, arguments):
+    """Points `(N, *event)`, each by the number of its parameters, that of its node, and its arguments."""
+    path = path_of(rng_key)
 
-    def at_row(number, arguments):
-        own = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
-        return jax.vmap(partial(call, arguments))(own)
+    def one(number, node, arguments):
+        key = key_of(path, num_nodes, node) if even else jax.random.fold_in(rng_key, node)
+        return call(arguments, jax.random.fold_in(key, number))
 
-    return jax.vmap(at_row)(numbers, arguments)
+    return jax.vmap(one)(numbers, nodes, arguments)

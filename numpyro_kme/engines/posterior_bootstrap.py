@@ -1,6 +1,6 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, cast
@@ -12,6 +12,7 @@ from numpyro.distributions import Distribution
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
+from numpyro_kme._core.programs import pieces
 from numpyro_kme.bootstrap.generic import minimised_bootstrap
 from numpyro_kme.bootstrap.least_squares import Anchor, Targets
 from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap
@@ -32,8 +33,12 @@ from numpyro_kme.simulations.simulate import Plan
 PRIOR_DRAWS, TIMES = 2048, 16
 """Prior draws that are looked at, and their number for each of those that anchor a replicate."""
 
-TAILS = 1e-4
-"""Bounded parameters stay within these quantiles of their prior, beyond which they run to infinity."""
+REACH = 2.26
+"""Bounded parameters, unconstrained, stay as near to their prior's median as this many times its 5 and 95 % quantiles
+(one in 10,000 of a normal prior lies beyond), or they would run to infinity."""
+
+FEW = 0.05
+"""Proportion of replicates at the end of a prior that goes without a warning."""
 
 
 @shown
@@ -203,14 +208,15 @@ class PosteriorBootstrap(Engine):
             nodes = self._nodes(iid, loss, covariates)
             losses = partial(_generic_losses, loss, data, family, nodes, run_key)
             found = minimised_bootstrap(run_key, loss, data, family, nodes, process, starts, self.num_samples)
-        emit_warnings(found)
+        open_latents = _at_bounds(found, iid)
+        emit_warnings(found, open_latents)
         further = {} if found.mixing_proportion is None else {"mixing_proportion": found.mixing_proportion}
         posterior = BootstrapPosterior(
             engine=type(self).__name__,
             samples={name: np.asarray(value, np.float64) for name, value in iid.latents(found.u).items()},
             fields={"loss": found.loss, "converged": found.converged, **further},
             groups={"observed_data": {iid.site: iid.data}},
-            info=described(found),
+            info=described(found, open_latents),
             problem=iid.problem,
             replicates=found,
             iid=iid,
@@ -231,7 +237,7 @@ class PosteriorBootstrap(Engine):
         low, high = np.quantile(starts, [0.16, 0.84], axis=0)
         width = np.where(high > low, 0.5 * (high - low), 1.0)
         prior = (starts - center) / width
-        box = np.where(iid.bounded, np.quantile(prior, [[TAILS], [1.0 - TAILS]], axis=0)[:, 0], [[-np.inf], [np.inf]])
+        box = np.where(iid.bounded, REACH * np.quantile(prior, [0.05, 0.95], axis=0), [[-np.inf], [np.inf]])
         return BootstrapProblem(
             simulate=PointSimulator(_Arguments(iid, center, width), simulator, self.plan, noise_key),
             loss=loss,
@@ -307,8 +313,7 @@ def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Arra
 def _emulated_losses(problem: BootstrapProblem, u: np.ndarray) -> np.ndarray:
     """Losses of the full data, by simulation."""
     x, equal = (u - problem.center) / problem.width, np.full((1, problem.size), 1.0 / problem.size)
-    nodes = max(problem.num_nodes // 64, 16) if problem.has_covariates else problem.num_nodes
-    points = np.concatenate([problem.simulate(row[None], 0, nodes) for row in x])
+    points = np.concatenate([problem.simulate(row[None], 0, problem.nodes) for row in x])
     embedding = problem.loss.embedding(problem.data, some_points(problem.data, points), 1000)
     models = embedding.model(points, equal if problem.has_covariates else None)[:, 0]
     data = np.broadcast_to(embedding.data(equal), models.shape)
@@ -324,8 +329,22 @@ def _generic_losses(loss: Loss, data, family, nodes, rng_key: jax.Array, u: np.n
     return np.asarray(values, np.float64) + float(loss.offset(data, weights))
 
 
-def emit_warnings(found: Replicates) -> None:
+def _at_bounds(found: Replicates, iid: IidModel) -> dict[str, int]:
+    """Numbers of replicates in which a latent is where its prior ends, for latents of which more than a few are."""
+    if found.at_bound is None:
+        return {}
+    at_bound = zip(iid.target.shapes, pieces(found.at_bound, iid.target.shapes.values()))
+    counts = {name: int(some.reshape(len(some), -1).any(axis=1).sum()) for name, some in at_bound}
+    return {name: count for name, count in counts.items() if count > FEW * len(found.u)}
+
+
+def emit_warnings(found: Replicates, open_latents: Mapping[str, int]) -> None:
     """Warn of minimisations that fell short."""
+    if open_latents:
+        checks.warn(
+            f"of {len(found.u)} replicates, so many have their minimum where the prior ends: {open_latents}. The data "
+            "leave these open on that side: let the prior count (`prior_weight=1.0`), or read the draws as a bound."
+        )
     failed = np.flatnonzero(~found.converged)
     if len(failed):
         checks.warn(
@@ -340,13 +359,15 @@ def emit_warnings(found: Replicates) -> None:
         )
 
 
-def described(found: Replicates) -> dict[str, Any]:
+def described(found: Replicates, open_latents: Mapping[str, int]) -> dict[str, Any]:
     """What a person reads of the minimisations."""
     info: dict[str, Any] = {
         "converged": f"{int(found.converged.sum())} of {len(found.converged)} replicates",
         "full-data loss": found.minimum_loss,
         "error of the minimisers (sd)": found.error,
     }
+    if open_latents:
+        info["replicates at the end of a prior"] = ", ".join(f"{name} {n}" for name, n in open_latents.items())
     if len(found.regions) > 1:
         info["separate regions"] = f"{len(found.regions)}, with {', '.join(map(str, found.regions))} replicates"
     if found.mixing_proportion is not None:

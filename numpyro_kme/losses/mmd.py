@@ -1,6 +1,7 @@
 """The squared maximum mean discrepancy as a loss."""
 
 from dataclasses import field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,9 @@ from numpyro_kme.losses.mixing import discrepancy
 
 TOLERANCE = 1e-4
 """Largest squared distance of a point's embedding from the span of the features, relative to `k(x, x)`."""
+
+TOGETHER, NODES = 2**15, 64
+"""Simulated points that are compared with pivots in one call of a compiled program, and nodes that it averages."""
 
 
 @register
@@ -155,21 +159,26 @@ class KernelEmbedding(Embedding):
         if weights is None:
             return _mean_kernels(kernel, pivots, points)[:, None] @ self.factor.inverse.T
         near = np.asarray(kernel.covariate.gram(self.points[0], pivots[0]), np.float64)
-        own = (near * _mean_kernels(kernel.response, pivots[1], sample) for sample in points)
-        return np.stack([weights @ rows for rows in own]) @ self.factor.inverse.T
+        few = max(TOGETHER // points.shape[1], 1)
+        samples = (points[start : start + few].reshape(-1, *points.shape[2:]) for start in range(0, len(points), few))
+        means = (_mean_kernels(kernel.response, pivots[1], flat).reshape(-1, *near.shape) for flat in samples)
+        return np.concatenate([weights @ (near * own) for own in means]) @ self.factor.inverse.T
 
 
 def _mean_kernels(kernel: Kernel, pivots: Any, points: np.ndarray) -> np.ndarray:
     """Means over `M` of the kernel between pivots and samples `(D, M, *event)`, `(D, r)` in float64."""
-    num = num_points(pivots)
-    padded = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], -num % 32, axis=0)]), pivots)
-    found = in_blocks(lambda samples: _means(kernel, padded, samples), points, max(2**17 // points.shape[1], 1))
-    return found.astype(np.float64)[:, :num]
+    num, nodes = num_points(pivots), min(points.shape[1], NODES)
+    padded = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], -num % 64, axis=0)]), pivots)
+    parts = points.reshape(-1, nodes, *points.shape[2:])
+    together = lambda samples: _means(kernel, padded, samples.reshape(-1, *points.shape[2:]), nodes)  # noqa: E731
+    found = in_blocks(together, parts, TOGETHER // nodes).astype(np.float64)
+    return found.reshape(len(points), -1, found.shape[1]).mean(axis=1)[:, :num]
 
 
-@jitted
-def _means(kernel, pivots, points):
-    return jax.lax.map(lambda sample: jnp.mean(kernel.gram(vectors(sample), pivots), axis=0), points)
+@partial(jitted, static_argnums=3)
+def _means(kernel, pivots, points, nodes):
+    near = kernel.gram(vectors(points), pivots)
+    return jnp.mean(near.reshape(-1, nodes, near.shape[1]), axis=1)
 
 
 @register

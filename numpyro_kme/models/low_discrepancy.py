@@ -70,56 +70,70 @@ def accepts(fn: Callable, *params) -> bool:
 
 
 def _keys(rng_key: jax.Array, num_nodes: int) -> jax.Array:
-    path = jnp.broadcast_to(random.bits(rng_key, (2,), jnp.uint32), (num_nodes, 2))
-    words = jnp.concatenate([path, jnp.arange(num_nodes, dtype=jnp.uint32)[:, None]], axis=1)
-    return random.wrap_key_data(words, impl=_implementation(num_nodes.bit_length() - 1))
+    return jax.vmap(partial(key_of, path_of(rng_key), num_nodes))(jnp.arange(num_nodes, dtype=jnp.uint32))
+
+
+def path_of(rng_key: jax.Array) -> jax.Array:
+    """Words `(2,)` that nodes of one set share."""
+    return random.bits(rng_key, (2,), jnp.uint32)
+
+
+def key_of(path, num_nodes, node) -> jax.Array:
+    """Key of one of `num_nodes` nodes, by number; traceable in all of its arguments."""
+    bits = jnp.uint32(WORD - 1) - jax.lax.clz(jnp.asarray(num_nodes, jnp.uint32))
+    words = jnp.concatenate([jnp.asarray(path), jnp.stack([jnp.asarray(node, jnp.uint32), bits])])
+    return random.wrap_key_data(words, impl=_implementation())
 
 
 @lru_cache
-def _implementation(bits: int):
-    """The implementation of keys `(path, node)` for `2^bits` nodes: a path of two words, which JAX's Threefry splits
-    and folds, and the node, which stays."""
+def _implementation():
+    """The implementation of keys `(path, node, bits)` for `2^bits` nodes: a path of two words, which JAX's Threefry
+    splits and folds; the others stay."""
+
+    def with_path(path, key):
+        path = random.key_data(path)
+        return jnp.concatenate([path, jnp.broadcast_to(key[2:], (*path.shape[:-1], 2))], axis=-1)
 
     def seed(number):
-        return jnp.append(random.key_data(random.key(number, impl="threefry2x32")), jnp.uint32(0))
+        return with_path(random.key(number, impl="threefry2x32"), jnp.zeros(4, jnp.uint32))
 
     def split(key, shape):
-        paths = random.key_data(random.split(_path(key), shape))
-        return jnp.concatenate([paths, jnp.broadcast_to(key[2], (*shape, 1))], axis=-1)
+        return with_path(random.split(_path(key), shape), key)
 
     def fold_in(key, number):
-        return jnp.append(random.key_data(random.fold_in(_path(key), number)), key[2])
+        return with_path(random.fold_in(_path(key), number), key)
 
     return define_prng_impl(
-        key_shape=(3,), seed=seed, split=split, fold_in=fold_in, name=f"latin_hypercube_{bits}", tag=f"lhc{bits}",
-        random_bits=partial(_words, bits),
-    )  # fmt: skip
+        key_shape=(4,), seed=seed, split=split, fold_in=fold_in, random_bits=_words, name="latin_hypercube", tag="lhc"
+    )
 
 
 def _path(key: jax.Array) -> jax.Array:
     return random.wrap_key_data(key[:2], impl="threefry2x32")
 
 
-def _words(bits: int, key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+def _words(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
     """Random words: the node's place among all nodes in the upper bits, other bits by a hash."""
-    num = int(np.prod(shape)) * (2 if width > WORD else 1)
+    num, bits = int(np.prod(shape)) * (2 if width > WORD else 1), key[3]
     first, second = jnp.split(threefry_2x32((key[0], key[1]), jnp.arange(2 * num, dtype=jnp.uint32)), 2)
     lower = _hash(second ^ _hash(key[2] + GOLDEN))
-    words = lower if bits == 0 else _place(bits, first, key[2]) << (WORD - bits) | lower >> bits
+    # a shift by all bits, for one node, gives zero in XLA
+    words = jax.lax.shift_left(_place(bits, first, key[2]), jnp.broadcast_to(WORD - bits, first.shape)) | lower >> bits
     if width > WORD:
         upper, lower = words[: num // 2].astype(jnp.uint64), lower[num // 2 :].astype(jnp.uint64)
         return (upper << WORD | lower).reshape(shape)
     return (words >> (WORD - width)).astype(jnp.dtype(f"uint{width}")).reshape(shape)
 
 
-def _place(bits: int, seed: jax.Array, node: jax.Array) -> jax.Array:
+def _place(bits: jax.Array, seed: jax.Array, node: jax.Array) -> jax.Array:
     """The node's place in a pseudo-random permutation of `2^bits`: a Feistel network, whose halves may differ by a
     bit."""
     sizes = bits // 2, bits - bits // 2
-    left, right = node >> sizes[1], node & (2 ** sizes[1] - 1)
+    masks = [(jnp.uint32(1) << size) - 1 for size in sizes]
+    left, right = node >> sizes[1], node & masks[1]
     for step in range(ROUNDS):
         seed = seed + GOLDEN
-        left, right = right, left ^ (_hash(seed ^ _hash(right + seed)) & np.uint32(2 ** sizes[step % 2] - 1))
+        left, right = right, left ^ (_hash(seed ^ _hash(right + seed)) & masks[step % 2])
     return left << sizes[1] | right
 
 

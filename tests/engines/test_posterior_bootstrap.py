@@ -217,15 +217,31 @@ def test_a_loss_that_needs_derivatives_refuses_a_simulator_without():
 def test_what_falls_short_is_reported(engine):
     found = replace(engine.replicates, settled=False, error=0.4)
     with pytest.warns(UserWarning, match="move them by 0.4 posterior standard deviations"):
-        emit_warnings(found)
+        emit_warnings(found, {})
     with pytest.warns(UserWarning, match=r"2 of 64 replicates did not converge: \[3, 4\]"):
-        emit_warnings(replace(found, settled=True, converged=~np.isin(np.arange(64), [3, 4])))
+        emit_warnings(replace(found, settled=True, converged=~np.isin(np.arange(64), [3, 4])), {})
 
 
 def folded(x):
     mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
     with numpyro.plate("data", len(x)):
         numpyro.sample("x", Simulator(DECLARED, jnp.abs(mean), 1.0), obs=x)
+
+
+def decaying(x):
+    rate = numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", Simulator(DECLARED, jnp.exp(-rate), 1.0), obs=x)
+
+
+def test_a_parameter_that_the_data_leave_open_on_one_side_is_told(rng):
+    x = rng.normal(size=50)
+    engine = PosteriorBootstrap(decaying, MMD(Gaussian(1.0)), num_samples=32, num_nodes=256)
+    with pytest.warns(UserWarning, match="minimum where the prior ends: {'rate': "):
+        engine.run(jax.random.key(0), x - x.mean() - 0.1)  # a mean that no rate reaches
+    assert "replicates at the end of a prior" in engine.posterior.info
+    engine.run(jax.random.key(0), x - x.mean() + 0.5)
+    assert "replicates at the end of a prior" not in engine.posterior.info
 
 
 def test_separate_minima_are_found_and_reported():
