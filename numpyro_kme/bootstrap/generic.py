@@ -21,6 +21,8 @@ MOST_STEPS = 200
 """Steps of a minimisation."""
 STALLED = 3
 """Steps without progress after which it ends; a line search may fail once or twice in float32 and go on."""
+SHORT = 1e-4
+"""A step that is shorter, in standard deviations of the prior, is no progress."""
 FOLLOWED, KEPT = 16, 3
 """Prior draws that are followed on the full data; distinct minima of these that replicates start from."""
 SAME = 0.1
@@ -54,6 +56,8 @@ def minimised_bootstrap(
         num_samples: Number of replicates.
     """
 
+    scale = starts.std(axis=0) + 1e-300
+
     def value(u, weights, extra, key):
         x = data if extra is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b]), data, extra)
         return loss.of_model(x, weights, family, u, nodes(key))
@@ -64,7 +68,7 @@ def minimised_bootstrap(
 
     @jitted
     def minimise(u, *reweighting):
-        return jax.vmap(lambda u, *given: _minimise(lambda t: value(t, *given), u))(u, *reweighting)
+        return jax.vmap(lambda u, *given: _minimise(lambda t: value(t, *given), u, scale))(u, *reweighting)
 
     def rows(function, u, own: Reweightings, keys):
         return in_blocks(lambda block: function(*block), (u, own.weights, own.extra, keys), FOLLOWED)
@@ -81,7 +85,7 @@ def minimised_bootstrap(
     )
     followed = starts[np.argsort(np.where(np.isfinite(found), found, np.inf))[:FOLLOWED]]
     u, loss_there, _ = rows(minimise, followed, full.rows(first[: len(followed)]), keys[first[: len(followed)]])
-    kept = _distinct(u, loss_there, starts.std(axis=0) + 1e-300)[:KEPT]
+    kept = _distinct(u, loss_there, scale)[:KEPT]
     ids = 1 + np.arange(num_samples)
     tried = [rows(minimise, np.repeat(u[[k]], num_samples, 0), drawn, keys[ids]) for k in kept]
     best = np.nanargmin([one[1] for one in tried], axis=0)
@@ -107,8 +111,8 @@ def minimised_bootstrap(
     )
 
 
-def _minimise(function: Callable, start: jax.Array):
-    """Minimiser, its value and gradient, by L-BFGS."""
+def _minimise(function: Callable, start: jax.Array, scale: np.ndarray):
+    """Minimiser, its value and gradient, by L-BFGS; steps are judged in units of `scale`."""
     import optax
 
     solver = optax.lbfgs()
@@ -118,7 +122,8 @@ def _minimise(function: Callable, start: jax.Array):
         u, state, count, last, stalled = carry
         value, gradient = slope(u, state=state)
         update, state = solver.update(gradient, state, u, value=value, grad=gradient, value_fn=function)
-        stalls = ~(last - value > jnp.finfo(value.dtype).eps * jnp.abs(value))
+        gained = last - value > jnp.finfo(value.dtype).eps * jnp.abs(value)
+        stalls = ~gained | (jnp.max(jnp.abs(update) / scale) < SHORT)
         return optax.apply_updates(u, update), state, count + 1, value, jnp.where(stalls, stalled + 1, 0)
 
     def going(carry):
