@@ -238,7 +238,7 @@ DOORS = {
     "discrepancies_to, a loss": lambda z, x: kme.abc.discrepancies_to(z[:, :1], x[None, :, :1], kme.Wasserstein()),
     "mmd_test": lambda z, x: kme.mmd_test(KEY, GAUSSIAN, z, x, num_permutations=9).null,
     "hsic_test": lambda z, x: kme.embeddings.hsic_test(KEY, GAUSSIAN, GAUSSIAN, z, x, num_permutations=9).null,
-    "learn_length_scale": lambda z, x: kme.kernels.learn_length_scale(KEY, z, num_landmarks=5).optima,
+    "learn_length_scale": lambda z, x: kme.kernels.learn_length_scale(KEY, z, num_landmarks=5).profile,
     "farthest_point_design": lambda z, x: kme.kernels.farthest_point_design(KEY, z, 4),
     "choose_by_folds": lambda z, x: kme.embeddings.choose_by_folds(KEY, z, x, settings(), num_folds=2).errors,
     "choose_by_prediction": lambda z, x: kme.embeddings.choose_by_prediction(KEY, z, x, settings(), num_folds=2).errors,

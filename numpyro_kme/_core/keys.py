@@ -43,19 +43,6 @@ def fold_in(data: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
     return np.stack([left, right], axis=-1)
 
 
-def known(data: np.ndarray) -> bool:
-    """Tell whether `uniform` gives JAX's numbers of these keys: by JAX's defaults."""
-    return data.shape[-1] == 2 and getattr(jax.config, "jax_threefry_partitionable", True)
-
-
-def uniform(data: np.ndarray, num: int) -> np.ndarray:
-    """`jax.random.uniform(key, (num,))` in float64, `(..., num)`, for `known` words `(..., 2)` of keys: number `i` has
-    52 bits of the hash with counter `i`."""
-    words = fold_in(data[..., None, :], np.arange(num)).astype(np.uint64)
-    bits = words[..., 0] << np.uint64(32) | words[..., 1]
-    return (bits >> np.uint64(12) | np.uint64(0x3FF << 52)).view(np.float64) - 1.0
-
-
 def child(rng_key: jax.Array, number: int) -> jax.Array:
     """`jax.random.fold_in(rng_key, number)`."""
     words: Any = fold_in(data_of(rng_key), number)

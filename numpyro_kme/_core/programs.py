@@ -2,9 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from contextvars import ContextVar
-from functools import cached_property, wraps
+from functools import cached_property
 from hashlib import sha256
 from math import prod
 from threading import Lock
@@ -14,9 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core.contexts import setting
-from numpyro_kme._core.host import full_precision, in_session, to_host
-from numpyro_kme._core.progress import compiling
+from numpyro_kme._core.host import full_precision, to_host
 
 KEPT = 8
 """So many programs are kept for others, the last ones."""
@@ -58,7 +54,6 @@ class Program:
         self._function = jax.jit(full_precision(function), compiler_options=self._options)
         self._compiled: dict[tuple, Callable] = {}
 
-    @in_session
     def __call__(self, *args: Any) -> Any:
         """`function(*args)`, compiled at most once for each structure, shapes, precision and device."""
         if getattr(jax.config, "jax_disable_jit", False):
@@ -67,8 +62,7 @@ class Program:
         where = (getattr(jax.config, "jax_default_device", None), *(getattr(leaf, "sharding", None) for leaf in leaves))
         kind = (structure, jnp.result_type(float), *((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))
         if (where, kind) not in self._compiled:
-            with compiling():
-                self._compiled[where, kind] = _compile(self._function, args, (where, *self._options))
+            self._compiled[where, kind] = _compile(self._function, args, (where, *self._options))
         return self._compiled[where, kind](*args)
 
 
@@ -88,28 +82,9 @@ def _compile(function, args, where) -> Callable:
     return found
 
 
-_until_compiled: ContextVar[ExitStack | None] = ContextVar("until_compiled", default=None)
-
-
 def jitted(function: Callable, **settings: Any) -> Callable:
-    """`jax.jit(function, **settings)` that says, in what goes on, that it compiles: the body of a function runs when
-    JAX traces it, and the call ends when it is compiled."""
-
-    @wraps(function)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        stack = _until_compiled.get()
-        if stack is not None:
-            stack.enter_context(compiling())
-        return function(*args, **kwargs)
-
-    compiled = jax.jit(full_precision(traced), **settings)
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack, setting(_until_compiled, stack):
-            return compiled(*args, **kwargs)
-
-    return call
+    """`jax.jit(function, **settings)` with products of matrices in full precision."""
+    return jax.jit(full_precision(function), **settings)
 
 
 BLOCK = 64
@@ -143,21 +118,6 @@ def pieces(flat: Any, shapes: Iterable[tuple[int, ...]]) -> list[Any]:
     ends = np.cumsum([prod(shape) for shape in shapes])[:-1].tolist()
     parts = (np if isinstance(flat, np.ndarray) else jnp).split(flat, ends, axis=-1)
     return [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, shapes)]
-
-
-def for_rows(function: Callable, num: jax.Array, rows: tuple) -> Any:
-    """`function(*row)` for the first `num` of a tuple of rows with a common leading axis, one by one; zeros stand for
-    the others. Traceable: one program serves any number."""
-    function = jax.jit(function)  # traced once
-    shapes = jax.eval_shape(function, *_take(rows, 0))
-    size = len(jax.tree.leaves(rows)[0])
-
-    def fill(i, results):
-        found = function(*_take(rows, i))
-        return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), results, found)
-
-    empty = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, num, fill, empty)
 
 
 def _take(tree: Any, index: Any) -> Any:

@@ -4,10 +4,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
+from contextvars import ContextVar
 from threading import Event, Thread
-from typing import Any
 
 from tqdm.asyncio import tqdm_asyncio
 from tqdm.auto import tqdm
@@ -18,24 +16,6 @@ PATIENCE, EVERY = 1.0, 0.5
 """Seconds after which a phase is shown, and between two looks at it."""
 
 _inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
-
-
-@dataclass
-class _Phase:
-    """Work that goes on, and the bar that shows it, if any does."""
-
-    name: str
-    bar: Any = None
-    compiles: int = 0
-
-    def say(self) -> None:
-        """Put the name on the bar."""
-        if self.bar is not None:
-            said = f"{self.name}, compiling" if self.compiles else self.name
-            self.bar.set_description_str(said if self.bar.total is None else f"{said}: ")
-
-
-_phase: ContextVar[_Phase | None] = ContextVar("phase", default=None)
 
 
 def no_progress_bars() -> AbstractContextManager:
@@ -64,12 +44,9 @@ def progress(values: Iterable | None, description: str, shown: bool, total: int 
     return tqdm(values, desc=description, total=total, disable=not moves)
 
 
-@contextmanager
-def steps(description: str, total: int, shown: bool) -> Iterator[tqdm]:
+def steps(description: str, total: int, shown: bool) -> tqdm:
     """A bar of so many steps, to be updated within."""
-    bar = progress(None, description, shown, total)
-    with bar, setting(_phase, None if bar.disable else _Phase(description, bar)):
-        yield bar
+    return progress(None, description, shown, total)
 
 
 @contextmanager
@@ -78,45 +55,24 @@ def phase(description: str, shown: bool) -> Iterator[None]:
     if not (shown and progress_bars_allowed()):
         yield
         return
-    here, done = _Phase(description), Event()
-    clock = Thread(target=copy_context().run, args=(_show, here, done), daemon=True)
+    done = Event()
+    clock = Thread(target=_show, args=(description, done), daemon=True)
     clock.start()
     try:
-        with setting(_phase, here):
-            yield
+        yield
     finally:
         done.set()
         clock.join()
 
 
-def _show(here: _Phase, done: Event) -> None:
+def _show(description: str, done: Event) -> None:
     """A line with the time, until it is done; none of a short phase."""
     if done.wait(PATIENCE):
         return
     if not _moves():
-        print(here.name, file=sys.stderr, flush=True)
+        print(description, file=sys.stderr, flush=True)
         return
-    with tqdm(bar_format="{desc} [{elapsed}]", desc=here.name) as bar:
+    with tqdm(bar_format="{desc} [{elapsed}]", desc=description) as bar:
         bar.start_t -= PATIENCE
-        here.bar = bar
-        here.say()
         while not done.wait(EVERY):
             bar.refresh()
-        here.compiles = 0
-        here.say()
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Say that JAX compiles within what goes on."""
-    here = _phase.get()
-    if here is None:
-        yield
-        return
-    here.compiles += 1
-    here.say()
-    try:
-        yield
-    finally:
-        here.compiles = max(0, here.compiles - 1)
-        here.say()

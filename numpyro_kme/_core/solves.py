@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from threading import Lock
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
 from threadpoolctl import threadpool_limits
@@ -60,13 +62,15 @@ def threads_for(rows: int) -> AbstractContextManager:
     return one_blas_thread if rows <= SMALL else nullcontext()
 
 
-def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
-    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, safely for 64-bit numbers and large arrays.
+AT_ONCE = 32_768
+"""Bytes of an argument that JAX certainly copies at once."""
 
-    The thread that calls back has the session's precision, not that of the gateway around it (`host`): JAX would round
-    the arguments and reject the result. So 64-bit numbers travel as pairs of 32-bit words. Larger arguments than
-    `AT_ONCE` would be copied by the pool of threads to which the thread that calls back belongs, and on one CPU it
-    would wait for itself for ever (JAX 0.9, jax-ml/jax#25861); so they travel in pieces.
+
+def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
+    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, safely for large arrays.
+
+    Larger arguments than `AT_ONCE` would be copied by the pool of threads to which the thread that calls back belongs,
+    and on one CPU it would wait for itself for ever (JAX 0.9, jax-ml/jax#25861); so they travel in pieces.
 
     Args:
         function: Takes NumPy arrays; returns an array of the declared shape.
@@ -75,14 +79,10 @@ def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_met
         vmap_method: "sequential" calls once for each element; "broadcast_all" once, with leading axes on every argument
             and the result.
     """
-    dtype = np.dtype(dtype)
     leaves, structure = jax.tree.flatten(args)
 
     def run(*leaves):
         return np.asarray(function(*structure.unflatten(leaves)), dtype, order="C")
-
-    if vmap_method == "sequential":
-        return _call_in_pieces(run, shape, dtype, *map(jnp.asarray, leaves))
 
     @custom_vmap
     def call(*leaves):
@@ -93,38 +93,21 @@ def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_met
         given = [leaf if over else jnp.broadcast_to(leaf, (size, *leaf.shape)) for leaf, over in zip(leaves, batched)]
         return call_back(run, (size, *shape), dtype, *given, vmap_method=vmap_method), True
 
-    return call(*map(jnp.asarray, leaves))
+    leaves = list(map(jnp.asarray, leaves))
+    return call(*leaves) if vmap_method == "broadcast_all" else _call_in_pieces(run, shape, dtype, *leaves)
 
 
-AT_ONCE = 32_768
-"""Bytes of an argument that JAX certainly copies at once."""
-
-
-def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype: np.dtype, *leaves: jax.Array) -> jax.Array:
-    words = [jax.lax.bitcast_convert_type(leaf, np.uint32) if _is_wide(leaf.dtype) else leaf for leaf in leaves]
-    each = [max(1, AT_ONCE // word.dtype.itemsize) for word in words]
+def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype, *leaves: jax.Array) -> jax.Array:
+    sizes, shapes = [AT_ONCE // leaf.dtype.itemsize for leaf in leaves], [leaf.shape for leaf in leaves]
     pieces = [
-        [word.ravel()[start : start + size] for start in range(0, word.size, size)] if word.size > size else word
-        for word, size in zip(words, each)
+        [leaf.ravel()[start : start + size] for start in range(0, max(1, leaf.size), size)]
+        for leaf, size in zip(leaves, sizes)
     ]
 
-    kinds = [(word.shape, leaf.dtype) for word, leaf in zip(words, leaves)]
-
     def run(pieces):
-        given = []
-        for piece, (word_shape, own) in zip(pieces, kinds):
-            word = np.concatenate(piece).reshape(word_shape) if isinstance(piece, list) else np.asarray(piece)
-            given.append(np.asarray(word, order="C").view(own)[..., 0] if _is_wide(own) else word)
-        result = function(*given)
-        return result[..., None].view(np.uint32) if _is_wide(dtype) else result
+        return function(*(np.concatenate(list(map(np.asarray, piece))).reshape(s) for piece, s in zip(pieces, shapes)))
 
-    struct = jax.ShapeDtypeStruct((*shape, 2), np.uint32) if _is_wide(dtype) else jax.ShapeDtypeStruct(shape, dtype)
-    result = jax.pure_callback(run, struct, pieces, vmap_method="sequential")
-    return jax.lax.bitcast_convert_type(result, dtype) if _is_wide(dtype) else result
-
-
-def _is_wide(dtype) -> bool:
-    return dtype.itemsize == 8 and dtype.kind in "fiu"
+    return jax.pure_callback(run, jax.ShapeDtypeStruct(shape, dtype), pieces, vmap_method="sequential")
 
 
 def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
@@ -170,8 +153,10 @@ def require_resolved(added: float, trace: float, what: str) -> None:
     )
 
 
-def cho_solve(factor: ArrayLike, b: ArrayLike) -> jax.Array:
-    """Solve `A x = b` given the lower Cholesky factor of `A`."""
+def cho_solve(factor: Array, b: Array) -> Any:
+    """Solve `A x = b` given the lower Cholesky factor of `A`, by NumPy where both are its arrays."""
+    if isinstance(factor, np.ndarray) and isinstance(b, np.ndarray):
+        return scipy.linalg.cho_solve((factor, True), b, check_finite=False)
     return jax.scipy.linalg.cho_solve((jnp.asarray(factor), True), jnp.asarray(b))
 
 

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, shown
-from numpyro_kme._core.host import in_session, numpy_function, on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
@@ -92,7 +92,6 @@ def _outputs(simulated, observed, check) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-@in_session
 def _called(function, x, y):
     try:
         return _compiled(function, x, y)
@@ -100,7 +99,6 @@ def _called(function, x, y):
         return np.stack([np.asarray(function(one, y), np.float64) for one in x])
 
 
-@on_host
 @jax.jit
 def _estimates(estimator, x, y):
     return jax.lax.map(lambda one: estimator(one, y), x)
@@ -198,7 +196,6 @@ def dissimilarities(estimator: Estimator, x: np.ndarray, y: np.ndarray) -> np.nd
     return np.where(alike > least, 0.5 * (np.log(of_x) + np.log(of_y)[:, None]), 0.0) - np.log(alike)
 
 
-@on_host
 @jax.jit
 def _similarities(estimator, x, y):
     def own(sets):

@@ -148,7 +148,7 @@ def recursive_abc_step(
     on_theta = Gaussian(median_heuristic(theta, ties=False))
     # candidates of herding for each point
     candidates = _candidates(rng_key, theta, float(np.asarray(on_theta.length_scale)), 10 * number)
-    values = MeanEmbedding(on_theta, theta, weights).on_host(candidates)
+    values = MeanEmbedding(on_theta, theta, weights)(candidates)
     chosen = np.asarray(herd(on_theta, values, candidates, number))
     places = effective_size(np.bincount(chosen))
     checks.require(

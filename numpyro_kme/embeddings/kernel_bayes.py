@@ -5,6 +5,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
@@ -188,7 +189,7 @@ def _reweighted(prior: MeanEmbedding, x: PointSet, y: PointSet, regularisation: 
     checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
     checks.positive_number("regularisation", regularisation)
     factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-    return solves.ridge(factor.values, n * regularisation, prior.on_host(x))
+    return solves.ridge(factor.values, n * regularisation, numpy_function(MeanEmbedding.__call__)(prior, x))
 
 
 def _one(y: PointSet) -> PointSet:

@@ -1,15 +1,18 @@
 """Mean embeddings: weighted sums of kernel functions that stand for distributions; conditional ones, and modes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from scipy.linalg import cho_solve
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import full_precision, numpy_function
-from numpyro_kme.kernels import by_numpy, gram
-from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
+from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels import gram
+from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points, register
+from numpyro_kme.kernels.low_rank import rounding
 from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -42,16 +45,13 @@ class MeanEmbedding:
         checks.shaped("weights", self.weights, (n,), "per point")
         checks.sound("weights", self.weights)
 
-    def __call__(self, t: PointSet) -> jax.Array:
-        """Values `mu(t_j) = sum_i w_i k(x_i, t_j)`, `(r,)`, at points `(r, dim)`, in blocks of rows."""
-        checks.sound("t", t)
-        return gram.matvec(self.kernel, t, self.points, jnp.asarray(self.weights))
+    def __call__(self, t: PointSet) -> Any:
+        """Values `mu(t_j) = sum_i w_i k(x_i, t_j)`, `(r,)`, at points `(r, dim)`, in blocks of rows.
 
-    @numpy_function
-    def on_host(self, t: PointSet) -> np.ndarray:
-        """The same values in float64, `(r,)`."""
+        NumPy float64 where embedding and points are arrays of NumPy; JAX otherwise.
+        """
         checks.sound("t", t)
-        return by_numpy.matvec(self.kernel, t, self.points, self.weights)
+        return gram.matvec(self.kernel, t, self.points, self.weights)
 
     def inner(self, other: "MeanEmbedding") -> jax.Array:
         """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel."""
@@ -77,14 +77,14 @@ class MeanEmbedding:
         return norms - cross
 
     @full_precision
-    def expectation(self, values: ArrayLike) -> jax.Array:
+    def expectation(self, values: ArrayLike) -> Any:
         """Expectation `sum_i w_i f(x_i)`, of shape `event`, from values `f(x_i)`, `(n, *event)`.
 
         Exact as `<f, mu>` for `f` in the space of the kernel; far outside it, a weighted sum with signed
         weights is not to be trusted.
         """
         _require_values("values", values, num_points(self.points))
-        return jnp.tensordot(jnp.asarray(self.weights), jnp.asarray(values), axes=1)
+        return namespace(self.weights, values).tensordot(self.weights, values, axes=1)
 
     def mode(self, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
         r"""The mode (pre-image): `x` with the nearest feature, `min_x |k(., x) - mu|`.
@@ -125,7 +125,7 @@ class MeanEmbedding:
             return weights @ near, near
 
         if start is None:
-            start = points[int(np.argmax(self.on_host(points)))]
+            start = points[int(np.argmax(numpy_function(MeanEmbedding.__call__)(self, points)))]
         x = np.asarray(start, np.float64)
         checks.require(
             x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
@@ -164,15 +164,15 @@ class ConditionalMeanEmbedding:
     variance `m lam`. The weights are signed, do not sum to one, and fade to 0 far from the inputs. Make one
     with `fit`.
 
-    The factor is computed in float64. Weights in float32 carry an error of about `1e-7 / lam`; `expectation`
-    of concrete values solves in float64 first and loses less.
+    The factor is float64, and so is all that follows from arrays of NumPy. Weights in float32 carry an error of about
+    `1e-7 / lam`; `expectation` of values that are not traced solves in float64 first and loses less.
 
     References: Song et al. (2009), ICML; Grunewalder et al. (2012), ICML.
     """
 
     kernel: Kernel
     inputs: PointSet
-    factor: ArrayLike
+    factor: Array
     regularisation: ArrayLike
 
     @classmethod
@@ -192,31 +192,25 @@ class ConditionalMeanEmbedding:
         checks.positive_number("regularisation", regularisation)
         checks.sound("inputs", inputs)
         kernel, inputs = jax.tree.map(np.asarray, (kernel, inputs))
-        m, gram = num_points(inputs), by_numpy.gram(kernel, inputs)
-        jitter = by_numpy.rounding(kernel) * m**0.5 * gram.diagonal().max() if by_numpy.of_a_user(kernel) else 0.0
-        gram = gram + (m * float(regularisation) + jitter) * np.eye(m)
-        factor = solves.cholesky(gram, f"L + m lam I with m = {m} and lam = {regularisation}")
+        m, values, own = num_points(inputs), np.asarray(kernel.gram(inputs)), np.asarray(kernel.diagonal(inputs))
+        jitter = rounding(own.dtype) * m**0.5 * own.max() if own.dtype == np.float32 else 0.0
+        matrix = values + (m * float(regularisation) + jitter) * np.eye(m)
+        factor = solves.cholesky(matrix, f"L + m lam I with m = {m} and lam = {regularisation}")
         return cls(kernel, inputs, factor, np.float64(regularisation))
 
-    def weights(self, theta: PointSet) -> jax.Array:
+    def weights(self, theta: PointSet) -> Any:
         """Weights `a_j(theta_i)`, `(r, m)`, for parameters `(r, dim)`. Cost: `r m^2`."""
         checks.sound("theta", theta)
         return solves.cho_solve(self.factor, self.kernel.gram(self.inputs, theta)).T
 
-    def expectation(self, values: ArrayLike, theta: PointSet) -> jax.Array:
+    def expectation(self, values: Array, theta: PointSet) -> Any:
         """Estimate `E[f(X) | theta_i]`, `(r, *event)`, from values `f(x_j)`, `(m, *event)`."""
         m = num_points(self.inputs)
         _require_values("values", values, m)
         checks.sound("theta", theta)
-        values = np.asarray(values) if checks.is_concrete(values) else jnp.asarray(values)
-        coefficients = jnp.asarray(self._coefficients(values.reshape(m, -1)))
+        values = np.asarray(values) if checks.is_concrete(values) else values
+        coefficients = solves.cho_solve(self.factor, values.reshape(m, -1))
         return gram.matvec(self.kernel, theta, self.inputs, coefficients).reshape(-1, *values.shape[1:])
-
-    def _coefficients(self, columns):
-        """`(L + m lam I)^-1 f`, on the host in float64 where the values are not traced."""
-        if not checks.is_concrete((self.factor, columns)):
-            return solves.cho_solve(self.factor, columns)
-        return cho_solve((self.factor, True), columns)
 
 
 def _require_values(name, values, n):

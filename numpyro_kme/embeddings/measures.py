@@ -10,22 +10,21 @@ by weighted points: a quasi-random set drawn from the measure stands in for it.
 
 from dataclasses import field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from scipy import special
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import full_precision, numpy_rng
+from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.weighted_points import Measure, Points
-from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.base import Kernel, namespace, register
 from numpyro_kme.kernels.gram import one_per_dimension, squared_distances
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -42,9 +41,9 @@ class Tilted(NamedTuple):
         covariances: `(K, D, D)`, the same for every `a_i`.
     """
 
-    log_masses: jax.Array
-    means: jax.Array
-    covariances: jax.Array
+    log_masses: Array
+    means: Array
+    covariances: Array
 
 
 @register
@@ -82,45 +81,45 @@ class NormalMixture(Measure):
         """Dimension `D`."""
         return jnp.shape(self.means)[1]
 
-    def components(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def components(self) -> tuple[Any, Any, Any]:
         """Log weights `(K,)`, means `(K, D)` and covariances `(K, D, D)`."""
-        return jnp.log(jnp.asarray(self.weights)), jnp.asarray(self.means), jnp.asarray(self.covariances)
+        xp = namespace(self)
+        return xp.log(self.weights), xp.asarray(self.means), xp.asarray(self.covariances)
 
     @full_precision
     def as_points(self) -> Points:
         """`num_points` quasi-random draws (scrambled Sobol points, always the same), stratified by component."""
-        log_weights, means, covariances = self.components()
+        (log_weights, means, covariances), xp = self.components(), namespace(self)
         each = max(self.num_points // len(means), 1)
-        noise = jnp.asarray(_quasi_normals(each, self.dim), dtype=means.dtype)
-        draws = means[:, None, :] + jnp.einsum("tj,kij->kti", noise, jnp.linalg.cholesky(covariances))
-        return Points(draws.reshape(-1, self.dim), jnp.repeat(jnp.exp(log_weights) / each, each))
+        noise = _quasi_normals(each, self.dim).astype(means.dtype)
+        draws = means[:, None, :] + noise[None] @ xp.swapaxes(xp.linalg.cholesky(covariances), 1, 2)
+        return Points(draws.reshape(-1, self.dim), xp.repeat(xp.exp(log_weights) / each, each))
 
     @full_precision
-    def tilt(self, kernel: Kernel, a: ArrayLike) -> Tilted:
+    def tilt(self, kernel: Kernel, a: Array) -> Tilted:
         """The measures `k(a_i, t) p(dt)` for a Gaussian kernel, by completing the square in each component."""
         if not isinstance(kernel, Gaussian):
             raise checks.explained(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
-        a = jnp.asarray(a)
-        length_scale = one_per_dimension(kernel.length_scale, self.dim).ravel()
-
-        def component(log_weight, mean, covariance):
-            unit, scaled, factor, log_mass = _widened(covariance, length_scale)
-            half = solve_triangular(factor, scaled, lower=True)
-            white = solve_triangular(factor, ((a - mean[None, :]) / unit[None, :]).T, lower=True)
-            log_masses = log_weight + log_mass - 0.5 * jnp.sum(white * white, axis=0)
-            moved, left = (white.T @ half) * unit[None, :], (scaled - half.T @ half) * unit[None, :] * unit[:, None]
-            return log_masses, mean[None, :] + moved, left
-
-        log_masses, tilted_means, tilted_covariances = jax.vmap(component)(*self.components())
-        return Tilted(log_masses.T, jnp.swapaxes(tilted_means, 0, 1), tilted_covariances)
+        (log_weights, means, covariances), xp = self.components(), namespace(self, kernel, a)
+        unit, scaled, inverse, log_mass = _widened(
+            covariances, one_per_dimension(kernel.length_scale, self.dim, xp), xp
+        )
+        white = ((a[None] - means[:, None]) / unit[:, None]) @ xp.swapaxes(inverse, 1, 2)
+        half = inverse @ scaled
+        moved = means[:, None] + (white @ half) * unit[:, None]
+        left = (scaled - xp.swapaxes(half, 1, 2) @ half) * unit[:, None] * unit[:, :, None]
+        log_masses = (log_weights + log_mass)[:, None] - 0.5 * xp.sum(white * white, axis=2)
+        return Tilted(log_masses.T, xp.swapaxes(moved, 0, 1), left)
 
     def mean_embedding(self, kernel, a):
         """Closed form for a Gaussian kernel, otherwise a sum over `as_points()`."""
         checks.table("a", a, columns=self.dim)
         if not isinstance(kernel, Gaussian):
             return self.as_points().mean_embedding(kernel, a)
-        return jnp.sum(jnp.exp(self.tilt(kernel, a).log_masses), axis=1)
+        log_masses = self.tilt(kernel, a).log_masses
+        return namespace(log_masses).exp(log_masses).sum(axis=1)
 
+    @full_precision
     def product_embedding(self, kernel_a, a, kernel_b, b):
         """Closed form for two Gaussian kernels, of equal or different length scales, otherwise by `as_points()`.
 
@@ -129,72 +128,43 @@ class NormalMixture(Measure):
         """
         if not (isinstance(kernel_a, Gaussian) and isinstance(kernel_b, Gaussian)):
             return self.as_points().product_embedding(kernel_a, a, kernel_b, b)
-        a, b = jnp.asarray(a), jnp.asarray(b)
-        of_a = one_per_dimension(kernel_a.length_scale, self.dim).ravel()
-        of_b = one_per_dimension(kernel_b.length_scale, self.dim).ravel()
-        total = jnp.hypot(of_a, of_b)
-        log_between = Gaussian(total).log_gram(a, b)
-        from_a, from_b = a * jnp.square(of_b / total)[None, :], b * jnp.square(of_a / total)[None, :]
-
-        def component(log_weight, mean, covariance):
-            unit, _, factor, log_mass = _widened(covariance, of_a * (of_b / total))
-            white_a = solve_triangular(factor, ((from_a - mean[None, :]) / unit[None, :]).T, lower=True).T
-            white_b = solve_triangular(factor, -(from_b / unit[None, :]).T, lower=True).T
-            return log_weight + log_mass - 0.5 * squared_distances(white_a, white_b)
-
-        log_tilts = jax.vmap(component)(*self.components())
-        return jnp.exp(log_between + logsumexp(log_tilts, axis=0))
+        (log_weights, means, covariances), xp = self.components(), namespace(self, kernel_a, a, kernel_b, b)
+        of_a, of_b = (one_per_dimension(kernel.length_scale, self.dim, xp) for kernel in (kernel_a, kernel_b))
+        total = xp.hypot(of_a, of_b)
+        from_a, from_b = a * xp.square(of_b / total), b * xp.square(of_a / total)
+        unit, _, inverse, log_mass = _widened(covariances, of_a * (of_b / total), xp)
+        inverse = xp.swapaxes(inverse, 1, 2)
+        white_a = ((from_a[None] - means[:, None]) / unit[:, None]) @ inverse
+        white_b = (-from_b[None] / unit[:, None]) @ inverse
+        apart = xp.stack([squared_distances(*both) for both in zip(white_a, white_b)])
+        log_tilts = (log_weights + log_mass)[:, None, None] - 0.5 * apart
+        return xp.exp(Gaussian(total[0]).log_gram(a, b) + _log_sum(log_tilts, xp))
 
     @full_precision
     def moments(self):
         """Mean and covariance of the mixture."""
-        log_weights, means, covariances = self.components()
-        weights = jnp.exp(log_weights)
-        mean = weights @ means
-        centred = means - mean[None, :]
-        within = jnp.einsum("k,kij->ij", weights, covariances)
-        return mean, within + (centred * weights[:, None]).T @ centred
+        mean = self.weights @ self.means
+        centred = self.means - mean[None, :]
+        within = namespace(self).tensordot(self.weights, self.covariances, axes=1)
+        return mean, within + (centred * self.weights[:, None]).T @ centred
 
     def sample(self, rng_key, n):
         """Independent draws."""
         checks.key(rng_key)
-        rng, (weights, means, covariances) = numpy_rng(rng_key), self._on_host()
-        which = rng.choice(len(weights), n, p=weights)
+        rng = numpy_rng(rng_key)
+        weights, means, covariances = (np.asarray(a, np.float64) for a in (self.weights, self.means, self.covariances))
+        which = rng.choice(len(weights), n, p=weights / weights.sum())
         noise = rng.standard_normal((n, self.dim))
         return means[which] + np.einsum("nij,nj->ni", np.linalg.cholesky(covariances)[which], noise)
 
-    def log_densities(self, points):
-        """As `Measure.log_densities`."""
-        weights, means, covariances = self._on_host()
-        centre = weights @ means
-        points, means, precisions = np.asarray(points, np.float64) - centre, means - centre, np.linalg.inv(covariances)
-        linear = np.einsum("kij,kj->ki", precisions, means)
-        constants = np.log(weights) - 0.5 * (
-            self.dim * np.log(2.0 * np.pi) + np.linalg.slogdet(covariances)[1] + np.sum(linear * means, axis=1)
-        )
-        squares = np.einsum("ni,nj->nij", points, points).reshape(len(points), -1)
-        logs = squares @ (-0.5 * precisions.reshape(len(means), -1).T) + points @ linear.T + constants
-        peak = logs.max(axis=1, keepdims=True)
-        return peak[:, 0] + np.log(np.exp(logs - peak).sum(axis=1))
-
-    def _on_host(self):
-        weights, means, covariances = (np.asarray(a, np.float64) for a in (self.weights, self.means, self.covariances))
-        return weights / weights.sum(), means, covariances
-
     @full_precision
-    def log_density(self, t):
+    def log_densities(self, points):
         """`log sum_k w_k N(t | m_k, S_k)`."""
-        log_weights, means, covariances = self.components()
-
-        def component(mean, covariance):
-            factor = jnp.linalg.cholesky(covariance)
-            # of the identity, once for all t: a solve for each point would cost far more than the density
-            inverse = solve_triangular(factor, jnp.eye(self.dim, dtype=factor.dtype), lower=True)
-            white = inverse @ (jnp.asarray(t) - mean)
-            log_norm = 0.5 * self.dim * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
-            return -0.5 * jnp.sum(white * white) - log_norm
-
-        return logsumexp(log_weights + jax.vmap(component)(means, covariances))
+        (log_weights, means, covariances), xp = self.components(), namespace(self, points)
+        factor = xp.linalg.cholesky(covariances)
+        white = (points[None] - means[:, None]) @ xp.swapaxes(xp.linalg.inv(factor), 1, 2)
+        log_norms = xp.log(xp.diagonal(factor, axis1=1, axis2=2)).sum(axis=1) + 0.5 * self.dim * np.log(2.0 * np.pi)
+        return _log_sum((log_weights - log_norms)[:, None] - 0.5 * xp.sum(white * white, axis=2), xp)
 
 
 def Normal(mean: ArrayLike, covariance: ArrayLike, num_points: int = 2048) -> NormalMixture:
@@ -218,13 +188,22 @@ def standard_normal(dim: int) -> NormalMixture:
     return Normal(np.zeros(dim), np.eye(dim))
 
 
-def _widened(covariance: jax.Array, length_scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """A unit for each dimension, the larger of standard deviation and length scale, so that nothing overflows; in these
-    units `S` and the Cholesky factor of `B + S`; and `log(|B|^(1/2) |B + S|^(-1/2))`."""
-    unit = jax.lax.stop_gradient(jnp.maximum(jnp.sqrt(jnp.diagonal(covariance)), length_scale))
-    scaled, ratio = covariance / unit[None, :] / unit[:, None], length_scale / unit
-    factor = jnp.linalg.cholesky(scaled + jnp.diag(jnp.square(ratio)))
-    return unit, scaled, factor, jnp.sum(jnp.log(ratio)) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+def _widened(covariances: Any, length_scale: Any, xp: Any) -> tuple[Any, Any, Any, Any]:
+    """For covariances `S` `(K, D, D)`, a unit for each dimension, the larger of standard deviation and length scale, so
+    that nothing overflows, `(K, D)`; in these units `S` and the inverse of the Cholesky factor of `B + S`; and
+    `log(|B|^(1/2) |B + S|^(-1/2))`, `(K,)`."""
+    unit = xp.maximum(xp.sqrt(xp.diagonal(covariances, axis1=1, axis2=2)), length_scale)
+    unit = unit if xp is np else jax.lax.stop_gradient(unit)
+    scaled, ratio = covariances / unit[:, None] / unit[:, :, None], length_scale / unit
+    factor = xp.linalg.cholesky(scaled + xp.square(ratio)[:, None] * xp.eye(unit.shape[1])[None])
+    log_mass = xp.log(ratio).sum(axis=1) - xp.log(xp.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+    return unit, scaled, xp.linalg.inv(factor), log_mass
+
+
+def _log_sum(logs: Any, xp: Any) -> Any:
+    """Logarithm of the sum of exponentials over the first axis."""
+    peak = logs.max(axis=0)
+    return peak + xp.log(xp.exp(logs - peak[None]).sum(axis=0))
 
 
 @lru_cache(maxsize=8)

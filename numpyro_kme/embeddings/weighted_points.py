@@ -1,6 +1,7 @@
 """What every probability measure answers, and weighted points as a measure."""
 
 import abc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,11 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import full_precision, numpy_rng
 from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.gram import matvec, uniform_weights
 
 
 class Measure(abc.ABC):
-    """A probability measure `p` on `R^D`."""
+    """A probability measure `p` on `R^D`: NumPy float64 for arrays of NumPy, traceable for those of JAX."""
 
     @property
     @abc.abstractmethod
@@ -21,11 +23,11 @@ class Measure(abc.ABC):
         """Dimension `D`."""
 
     @abc.abstractmethod
-    def mean_embedding(self, kernel: Kernel, a: ArrayLike) -> jax.Array:
+    def mean_embedding(self, kernel: Kernel, a: ArrayLike) -> Any:
         """Values `int k(a_i, t) p(dt)` at the points `a` of shape `(m, D)`, `(m,)`."""
 
     @abc.abstractmethod
-    def product_embedding(self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike) -> jax.Array:
+    def product_embedding(self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike) -> Any:
         """Matrix `int k_a(a_i, t) k_b(t, b_j) p(dt)` for points `(m, D)` and `(r, D)`, `(m, r)`."""
 
     @abc.abstractmethod
@@ -33,7 +35,7 @@ class Measure(abc.ABC):
         """Weighted points that stand for the measure."""
 
     @abc.abstractmethod
-    def moments(self) -> tuple[jax.Array, jax.Array]:
+    def moments(self) -> tuple[Any, Any]:
         """Mean `(D,)` and covariance `(D, D)`."""
 
     @abc.abstractmethod
@@ -41,12 +43,8 @@ class Measure(abc.ABC):
         """`n` independent draws, `(n, D)`, by NumPy."""
 
     @abc.abstractmethod
-    def log_density(self, t: ArrayLike) -> jax.Array:
-        """Log density at one point `(D,)`; raises where the measure has none."""
-
-    @abc.abstractmethod
-    def log_densities(self, points: np.ndarray) -> np.ndarray:
-        """Log densities at points `(n, D)`, `(n,)`, by NumPy in float64; raises where the measure has none."""
+    def log_densities(self, points: Any) -> Any:
+        """Log densities at points `(n, D)`, `(n,)`; raises where the measure has none."""
 
 
 @register
@@ -81,10 +79,9 @@ class Points(Measure):
         return jnp.shape(self.points)[1]
 
     @property
-    def probabilities(self) -> jax.Array:
+    def probabilities(self) -> Any:
         """The weights, `(T,)`."""
-        size = jnp.shape(self.points)[0]
-        return jnp.full((size,), 1.0 / size) if self.weights is None else jnp.asarray(self.weights)
+        return uniform_weights(self.points) if self.weights is None else self.weights
 
     def as_points(self) -> "Points":
         """Itself."""
@@ -94,22 +91,18 @@ class Points(Measure):
     def mean_embedding(self, kernel, a):
         """`sum_t weights_t k(a_i, points_t)`."""
         checks.sound("a", a)
-        return kernel.gram(jnp.asarray(a), jnp.asarray(self.points)) @ self.probabilities
+        return matvec(kernel, a, self.points, self.probabilities)
 
     @full_precision
     def product_embedding(self, kernel_a, a, kernel_b, b):
         """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
-        points = jnp.asarray(self.points)
-        return (kernel_a.gram(jnp.asarray(a), points) * self.probabilities[None, :]) @ kernel_b.gram(
-            points, jnp.asarray(b)
-        )
+        return (kernel_a.gram(a, self.points) * self.probabilities[None, :]) @ kernel_b.gram(self.points, b)
 
     @full_precision
     def moments(self):
         """Weighted mean and covariance."""
-        points = jnp.asarray(self.points)
-        mean = self.probabilities @ points
-        centred = points - mean[None, :]
+        mean = self.probabilities @ self.points
+        centred = self.points - mean[None, :]
         return mean, (centred * self.probabilities[:, None]).T @ centred
 
     def sample(self, rng_key, n):
@@ -118,11 +111,9 @@ class Points(Measure):
         probabilities = np.asarray(self.probabilities, np.float64)
         return numpy_rng(rng_key).choice(np.asarray(self.points), n, p=probabilities / probabilities.sum())
 
-    def log_density(self, t):
+    def log_densities(self, points):
         """A set of points has no density."""
         raise checks.explained(
             "`Points` has no density: it stands for a measure known by draws alone. Use its draws with "
             "importance weights, or give a Normal or NormalMixture."
         )
-
-    log_densities = log_density

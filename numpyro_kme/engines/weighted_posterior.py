@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import numbers, shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
@@ -117,7 +117,7 @@ def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
     values, axes = np.linalg.eigh(u.T @ (weights[:, None] * u))
     second = 1.0 + np.square(u @ axes) @ np.maximum(values, LEAST_DEVIATION**2)
     gaussian = Gaussian(1.0 / 3.0)
-    targets = MeanEmbedding(gaussian, u, weights).on_host(u) + 1.0 + QUADRATIC * second
+    targets = MeanEmbedding(gaussian, u, weights)(u) + 1.0 + QUADRATIC * second
     kernel = gaussian + Polynomial(1) + QUADRATIC * Polynomial(2)
     return np.asarray(herd(kernel, targets, u, num_samples))
 
@@ -141,4 +141,4 @@ def vector_maps(problem: Problem, coordinates: Coordinates) -> tuple[Callable, C
         return (lambda z, latents: z), coordinates.latents_table
     first = {name: latent.value for name, latent in problem.latents.items()}
     target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
-    return on_host(lambda z, latents: target.flatten_rows(latents)), on_host(target.constrain_rows)
+    return numpy_function(lambda z, latents: target.flatten_rows(latents)), numpy_function(target.constrain_rows)

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen, numbers, shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import (
@@ -24,7 +24,6 @@ from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.engines.posterior import groups, missing_entries, varies, with_present_data
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
 from numpyro_kme.engines.weighted_posterior import WeightedPosterior, columns, herded, vector_maps
-from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.kernels.regression import DistributionRegression
@@ -192,12 +191,12 @@ def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: fl
     return float(DistributionRegression.fit(kernel, table.x, targets, tolerance=tolerance).regularisation)
 
 
-@on_host
+@numpy_function
 def squared_distances(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """`k(x_i, x_i) + k(y_j, y_j) - 2 k(x_i, y_j)` for outputs `(k, *event)` and `(s, *event)`, `(s, k)`."""
     x, y = kernel.points(x), kernel.points(y)
-    own = by_numpy.diagonal(kernel, x)[None] + by_numpy.diagonal(kernel, y)[:, None]
-    return own - 2.0 * by_numpy.gram(kernel, y, x)
+    own = np.asarray(kernel.diagonal(x))[None] + np.asarray(kernel.diagonal(y))[:, None]
+    return own - 2.0 * np.asarray(kernel.gram(y, x))
 
 
 def normalised(weights: np.ndarray, name: str, advice: str) -> tuple[np.ndarray, float]:

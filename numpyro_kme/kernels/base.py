@@ -18,9 +18,6 @@ from numpyro_kme._core.saving import saveable
 PointSet = Any
 """A pytree whose leaves share their leading axis: `(n, dim)` vectors, `(n, size, dim)` data sets, ..."""
 
-
-PACKAGE = __name__.partition(".")[0]
-
 T = TypeVar("T")
 
 
@@ -68,9 +65,6 @@ class Kernel:
     symmetric: ClassVar[bool] = True
     """Whether it is a positive definite kernel, with `k(a, b) = k(b, a)`, and not only a density of its first point."""
 
-    in_numpy: ClassVar[bool] = False
-    """Whether NumPy computes `gram` where points and hyperparameters are NumPy arrays. Not inherited by a user's."""
-
     def pair(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""
         return jnp.exp(self.log_pair(a, b))
@@ -81,8 +75,6 @@ class Kernel:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if "in_numpy" not in vars(cls) and cls.__module__.partition(".")[0] != PACKAGE:
-            cls.in_numpy = False
         if cls.pair is Kernel.pair and cls.log_pair is Kernel.log_pair:
             raise checks.explained(
                 f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.", TypeError
@@ -94,15 +86,15 @@ class Kernel:
 
     def gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `k(x_i, y_j)`, `(n, m)`; `y` is `x` when left out. Cost: `n * m` evaluations."""
-        return pairwise(self.pair, x, x if y is None else y)
+        return _gram(self, x, x if y is None else y)
 
     def log_gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `log k(x_i, y_j)`, `(n, m)`, that does not underflow where the kernel does."""
-        return pairwise(self.log_pair, x, x if y is None else y)
+        return _log_gram(self, x, x if y is None else y)
 
     def diagonal(self, x: PointSet) -> jax.Array:
         """Values `k(x_i, x_i)`, `(n,)`."""
-        return jax.vmap(lambda a: self.pair(a, a))(x)
+        return _diagonal(self, x)
 
     def points(self, x: Any) -> PointSet:
         """Read arrays `(n, *event)`, one array for each point, as points of this kernel; here vectors `(n, dim)`."""
@@ -210,6 +202,21 @@ def pairwise(function, x: PointSet, y: PointSet) -> jax.Array:
     return jax.vmap(lambda a: jax.vmap(lambda b: function(a, b))(y))(x)
 
 
+@jax.jit
+def _gram(kernel, x, y):
+    return pairwise(kernel.pair, x, y)
+
+
+@jax.jit
+def _log_gram(kernel, x, y):
+    return pairwise(kernel.log_pair, x, y)
+
+
+@jax.jit
+def _diagonal(kernel, x):
+    return jax.vmap(lambda a: kernel.pair(a, a))(x)
+
+
 class _Composite(Batched):
     """Kernels on the same points, whose values and logarithms are joined."""
 
@@ -241,11 +248,6 @@ class _Composite(Batched):
     def symmetric(self) -> bool:  # type: ignore[override]
         """Tell whether all members are symmetric."""
         return all(k.symmetric for k in self.kernels)
-
-    @property
-    def in_numpy(self) -> bool:  # type: ignore[override]
-        """Tell whether NumPy computes all members."""
-        return all(k.in_numpy for k in self.kernels)
 
     def points(self, x):
         """Read arrays as the first member does; all members get the same points."""

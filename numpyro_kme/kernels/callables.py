@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme.kernels.base import Kernel, OfArrays, num_points, pairwise, register
+from numpyro_kme.kernels.base import Kernel, OfArrays, namespace, num_points, register
 
 
 @register
@@ -43,7 +43,7 @@ class FromCallable(OfArrays, Kernel):
     def pair(self, a, b):
         """Value of the callable for one pair of points."""
         if self.host:
-            return _on_host(self._call, (), a, b)
+            return self._in_python([(0, 0)], (), *jax.tree.map(_as_batch, (a, b)))
         value = jnp.asarray(self._call(a, b))
         checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
         return value
@@ -60,38 +60,46 @@ class FromCallable(OfArrays, Kernel):
 
     def gram(self, x, y=None):
         """Matrix of the callable's values."""
-        y = x if y is None else y
         if not self.host:
-            return pairwise(self.pair, x, y)
+            return super().gram(x, y)
+        y = x if y is None else y
+        shape = num_points(x), num_points(y)
+        return self._in_python(list(np.ndindex(shape)), shape, x, y)
+
+    def diagonal(self, x):
+        """Values of the callable for each point and itself."""
+        if not self.host:
+            return super().diagonal(x)
+        n = num_points(x)
+        return self._in_python([(i, i) for i in range(n)], (n,), x, x)
+
+    def _in_python(self, pairs, shape, x, y):
+        """Values for pairs `(i, j)` of points, in an array of a shape; NumPy float64 unless points are traced."""
+        traced = not checks.is_concrete((x, y))
+        dtype = jnp.result_type(float) if traced else np.float64
 
         def loop(x, y):
-            return [[self._call(_pick(x, i), _pick(y, j)) for j in range(shape[1])] for i in range(shape[0])]
+            x, y = jax.tree.map(np.asarray, (x, y))
+            return np.array([self._call(_pick(x, i), _pick(y, j)) for i, j in pairs], dtype).reshape(shape)
 
-        shape = num_points(x), num_points(y)
-        return _on_host(loop, shape, x, y)
+        return solves.call_back(loop, shape, dtype, x, y, vmap_method="sequential") if traced else loop(x, y)
 
     def log_gram(self, x, y=None):
         """Matrix of logarithms of the callable's values."""
-        result = jnp.log(self.gram(x, y))
-        if checks.is_concrete(result):
+        values = self.gram(x, y)
+        if checks.is_concrete(values):
             checks.require(
-                not bool(jnp.any(jnp.isnan(result))),
+                bool((values >= 0).all()),
                 "`fn` is negative or NaN for some pair of points, so it has no logarithm and cannot be an "
                 "epsilon-kernel; return positive values.",
                 FloatingPointError,
             )
-        return result
+        with np.errstate(divide="ignore"):
+            return namespace(values).log(values)
 
 
-def _on_host(function, shape, *points):
-    dtype = jnp.result_type(float)
-
-    def call(*points):
-        return np.asarray(function(*points), dtype)
-
-    if checks.is_concrete(points):
-        return jnp.asarray(call(*jax.tree.map(np.asarray, points)))
-    return solves.call_back(call, shape, dtype, *points, vmap_method="sequential")
+def _as_batch(leaf):
+    return (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))[None]
 
 
 def _pick(points, i):

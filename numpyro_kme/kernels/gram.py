@@ -1,6 +1,7 @@
-"""Gram matrices: squared distances by NumPy or JAX, and sums over pairs in tiles."""
+"""Gram matrices: squared distances, products with vectors, and sums over pairs in tiles, by NumPy or JAX."""
 
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -15,6 +16,9 @@ from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points
 
 TILE = 256
 """Points along each side of a tile."""
+
+ENTRIES = 2**17
+"""Entries of a Gram matrix that are computed together: they stay in the processor's cache."""
 
 
 def scaled(x: Any, y: Any, length_scale: ArrayLike) -> tuple[Any, Any]:
@@ -101,10 +105,15 @@ def squared_distances_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.maximum(found, 0.0, out=found)
 
 
-def uniform_weights(points: PointSet) -> jax.Array:
-    """Weights `1 / n`, in the precision of the points."""
-    n = num_points(points)
-    return jnp.full((n,), 1.0 / n, jnp.result_type(jax.tree.leaves(points)[0], float))
+def gaussian_gram(a: np.ndarray, b: np.ndarray, squared_length: float = 1.0) -> np.ndarray:
+    """A Gaussian kernel between points `(r, D)` and `(s, D)`, `(r, s)`, in the precision of the points."""
+    return np.exp(-0.5 / squared_length * squared_distances(a, b))
+
+
+def uniform_weights(points: PointSet) -> Any:
+    """Weights `1 / n`, in the namespace and precision of the points."""
+    n, xp = num_points(points), namespace(points)
+    return xp.full((n,), 1.0 / n, jnp.result_type(jax.tree.leaves(points)[0], float) if xp is jnp else float)
 
 
 def split(points: PointSet, size: int) -> PointSet:
@@ -119,14 +128,20 @@ def split(points: PointSet, size: int) -> PointSet:
     return jax.tree.map(cut, points)
 
 
-@jax.jit
-@full_precision
-def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: jax.Array) -> jax.Array:
+def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: Any) -> Any:
     """Product `sum_j k(x_i, y_j) v_j`, `(n,)` or `(n, columns)`, in blocks of rows."""
-    n, m = num_points(x), num_points(y)
-    # matrix entries in a block of whole rows
-    rows = max(1, min(n, 2**17 // m))
-    if rows == n:
+    n, rows = num_points(x), max(1, ENTRIES // num_points(y))
+    if namespace(kernel, x, y, vectors) is jnp:
+        return _matvec(kernel, x, y, vectors, rows)
+    blocks = (jax.tree.map(itemgetter(slice(start, start + rows)), x) for start in range(0, n, rows))
+    return np.concatenate([np.asarray(kernel.gram(block, y)) @ vectors for block in blocks])
+
+
+@partial(jax.jit, static_argnames="rows")
+@full_precision
+def _matvec(kernel, x, y, vectors, rows):
+    n = num_points(x)
+    if rows >= n:
         return kernel.gram(x, y) @ vectors
     product = jax.lax.map(jax.checkpoint(lambda block: kernel.gram(block, y) @ vectors), split(x, rows))
     return product.reshape(-1, *product.shape[2:])[:n]

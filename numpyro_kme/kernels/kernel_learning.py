@@ -1,29 +1,26 @@
 """Bayesian kernel learning: the length scale by a pseudo-likelihood of the data, and shrinkage of mean embeddings."""
 
+import math
 from dataclasses import field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax.typing import ArrayLike
+from scipy.optimize import minimize_scalar
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import full_precision, on_host
-from numpyro_kme.kernels.base import register
+from numpyro_kme._core.host import full_precision
+from numpyro_kme._core.solves import Array
+from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
 
-FAILED = 1e12
-"""Stands for a loss that is not finite."""
+MULTIPLES = np.geomspace(1e-3, 1.0, 20)
+"""Length scales that are tried, relative to the median heuristic, before the search around the best of them."""
 
 
-STARTS = (0.02, 0.1, 0.5, 0.95)
-"""Starting values of the length scale, relative to the median heuristic."""
-
-
-def smoothed_kernel(x: ArrayLike, y: ArrayLike, length_scale: ArrayLike, reach: ArrayLike) -> jax.Array:
+def smoothed_kernel(x: Array, y: Array, length_scale: Any, reach: Any) -> Any:
     r"""$r(x, y) = \int k(x, u)\, k(u, y)\, e^{-|u|^2 / 2 \eta^2} du$ for a Gaussian `k` of length scale `s`, `(n, m)`.
 
     $$ \big(2 \pi \tfrac{s^2 \eta^2}{s^2 + 2 \eta^2}\big)^{D/2}\, e^{-|x - y|^2 / 4 s^2}\,
@@ -37,18 +34,16 @@ def smoothed_kernel(x: ArrayLike, y: ArrayLike, length_scale: ArrayLike, reach: 
         reach: `eta`, of the order of the distances of the data from 0.
     References: Flaxman et al. (2016), UAI, whose slides print another last denominator.
     """
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    square, far = jnp.square(length_scale), jnp.square(reach)
-    apart = jnp.sum(jnp.square(x[:, None] - y[None]), axis=-1)
-    middle = 0.25 * jnp.sum(jnp.square(x[:, None] + y[None]), axis=-1)
-    log_scale = 0.5 * x.shape[1] * jnp.log(2.0 * jnp.pi * square * far / (square + 2.0 * far))
-    return jnp.exp(log_scale - apart / (4.0 * square) - middle / (square + 2.0 * far))
+    xp = namespace(x, y, length_scale, reach)
+    square, far = length_scale * length_scale, reach * reach
+    apart = xp.sum(xp.square(x[:, None] - y[None]), axis=-1)
+    middle = 0.25 * xp.sum(xp.square(x[:, None] + y[None]), axis=-1)
+    log_scale = 0.5 * x.shape[1] * xp.log(2.0 * np.pi * square * far / (square + 2.0 * far))
+    return xp.exp(log_scale - apart / (4.0 * square) - middle / (square + 2.0 * far))
 
 
 @full_precision
-def log_pseudo_likelihood(
-    x: ArrayLike, landmarks: ArrayLike, length_scale: ArrayLike, noise: ArrayLike, reach: ArrayLike
-) -> jax.Array:
+def log_pseudo_likelihood(x: Array, landmarks: Array, length_scale: Any, noise: Any, reach: Any) -> Any:
     r"""Log density of the data `x` given a Gaussian kernel: features at landmarks are draws around a mean embedding.
 
     With $\phi(x) = (k(x, z_l))_l$ and $R_{ll'} = r(z_l, z_{l'})$:
@@ -62,37 +57,52 @@ def log_pseudo_likelihood(
     Cost: `q^3 + n q D^2`.
     References: Flaxman et al. (2016), UAI, section 4.
     """
-    x, z = jnp.asarray(x), jnp.asarray(landmarks)
-    n, q = x.shape[0], z.shape[0]
-    difference = (z[None] - x[:, None]) / jnp.square(length_scale)
-    log_features = -0.5 * jnp.sum(jnp.square(z[None] - x[:, None]), axis=-1) / jnp.square(length_scale)
-    features = jnp.exp(log_features)
-    mean = jnp.mean(features, axis=0)
-    covariance = n * smoothed_kernel(z, z, length_scale, reach) + jnp.square(noise) * jnp.eye(q)
-    factor = jnp.linalg.cholesky(covariance)
-    white = jax.scipy.linalg.solve_triangular(factor, jnp.sqrt(n * 1.0) * mean, lower=True)
-    about_mean = -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(factor)))
-    rest = -0.5 * jnp.sum(jnp.square(features - mean[None])) / jnp.square(noise) - (n - 1) * q * jnp.log(noise)
-    log_volume = jnp.sum(jax.vmap(_log_volume)(log_features, difference))
-    return about_mean + rest + log_volume - 0.5 * n * q * jnp.log(2.0 * jnp.pi)
+    log_volume = _log_volumes(*_features(x, landmarks, length_scale)).sum()
+    return _log_normal(x, landmarks, length_scale, noise, reach) + log_volume
 
 
-def _log_volume(logs, rows):
-    """`log det(J'J) / 2` for `J` with rows `e^logs * rows`, `(q,)` and `(q, D)`.
+def _features(x, landmarks, length_scale):
+    """Logs of the features, `(n, q)`, and what multiplies each in its gradient, `(n, q, D)`."""
+    apart = landmarks[None] - x[:, None]
+    square = length_scale * length_scale
+    return -0.5 * (apart * apart).sum(axis=-1) / square, apart / square
+
+
+def _log_normal(x, landmarks, length_scale, noise, reach):
+    """Log density of the features."""
+    log_features, _ = _features(x, landmarks, length_scale)
+    xp, (n, q) = namespace(log_features, noise, reach), log_features.shape
+    features = xp.exp(log_features)
+    mean = features.mean(axis=0)
+    covariance = n * smoothed_kernel(landmarks, landmarks, length_scale, reach) + noise * noise * xp.eye(q)
+    factor = xp.linalg.cholesky(covariance)
+    white = xp.linalg.solve(factor, math.sqrt(n) * mean)
+    about_mean = -0.5 * white @ white - xp.log(xp.diagonal(factor)).sum()
+    rest = -0.5 * xp.square(features - mean[None]).sum() / (noise * noise) - (n - 1) * q * xp.log(noise)
+    return about_mean + rest - 0.5 * n * q * math.log(2.0 * math.pi)
+
+
+def _log_volumes(logs, rows):
+    """`log det(J'J) / 2` for `J` with rows `e^logs * rows`, `(n, q)` and `(n, q, D)`: `(n,)`.
 
     By elimination with complete pivoting, with the factors `e^logs` kept apart: they differ by many powers of ten, and
     the nearest landmark alone gives a matrix `J'J` of rank one in which rounding drowns all others.
     """
-    lower, total = [], jnp.zeros((), rows.dtype)
-    for _ in range(rows.shape[1]):
-        sizes = jax.lax.stop_gradient(logs[:, None] + jnp.log(jnp.abs(rows)))
-        row, column = jnp.divmod(jnp.argmax(sizes), rows.shape[1])
-        ratio = rows[:, column] / rows[row, column]
-        total += logs[row] + jnp.log(jnp.abs(rows[row, column]))
-        lower.append(jnp.exp(jnp.minimum(logs - logs[row], 80.0)) * ratio)
-        rows = (rows - ratio[:, None] * rows[row][None]).at[:, column].set(0.0).at[row].set(0.0)
-    lower = jnp.stack(lower)
-    return total + 0.5 * jnp.linalg.slogdet(lower @ lower.T)[1]
+    xp, (n, q, dim) = namespace(logs, rows), rows.shape
+    lower, total = [], 0.0
+    for _ in range(dim):
+        with np.errstate(divide="ignore"):
+            sizes = (logs[:, :, None] + xp.log(xp.abs(rows))).reshape(n, -1)
+        row, column = (index[:, None, None] for index in xp.divmod(xp.argmax(sizes, axis=1), dim))
+        chosen, from_column = xp.take_along_axis(rows, row, axis=1), xp.take_along_axis(rows, column, axis=2)
+        pivot, log_pivot = xp.take_along_axis(chosen, column, axis=2), xp.take_along_axis(logs, row[..., 0], axis=1)
+        ratio = from_column / pivot
+        total = total + (log_pivot + xp.log(xp.abs(pivot[..., 0])))[:, 0]
+        lower.append(xp.exp(xp.minimum(logs - log_pivot, 80.0)) * ratio[..., 0])
+        used = (xp.arange(q)[None, :, None] == row) | (xp.arange(dim)[None, None] == column)
+        rows = xp.where(used, 0.0, rows - ratio * chosen)
+    lower = xp.stack(lower, axis=1)
+    return total + 0.5 * xp.linalg.slogdet(lower @ xp.swapaxes(lower, 1, 2))[1]
 
 
 @shown
@@ -103,17 +113,17 @@ class LearntLengthScale(NamedTuple):
         length_scale: `s`.
         noise: `tau`.
         log_likelihood: Log pseudo-likelihood there.
-        optima: `(length_scale, log_likelihood)` at the end of the search from each starting value.
+        profile: `(length_scale, log_likelihood)` of the length scales that were tried, each with its best noise.
     """
 
     length_scale: float
     noise: float
     log_likelihood: float
-    optima: np.ndarray
+    profile: np.ndarray
 
 
 def learn_length_scale(rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int = 50) -> LearntLengthScale:
-    """Length scale of a Gaussian kernel by Bayesian kernel learning: maximise `log_pseudo_likelihood` by L-BFGS.
+    """Length scale of a Gaussian kernel by Bayesian kernel learning: maximise `log_pseudo_likelihood`.
 
     It finds the local scale of data with structure, where the median heuristic gives the size of the whole. The median
     heuristic is also the upper bound of the search: beyond it features are linear in the data, `tau` goes to 0 with
@@ -138,32 +148,39 @@ def learn_length_scale(rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int =
     return _search(table, landmarks, reach, float(median_heuristic(table)))
 
 
-@on_host
 def _search(table, landmarks, reach, median) -> LearntLengthScale:
-    def loss(at):
-        value, slope = _loss(at, table, landmarks, reach)
-        value, slope = float(value), np.asarray(slope)
-        return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (FAILED, np.zeros(2))
+    def at(log_scale):
+        """The best noise at a length scale, and the log pseudo-likelihood with it."""
+        scale = np.exp(log_scale)
+        with np.errstate(all="ignore"):
+            volume = _log_volumes(*_features(table, landmarks, scale)).sum()
+            noise = minimize_scalar(lambda t: loss(scale, np.exp(t)), bounds=np.log([1e-2, 10.0]), method="bounded")
+        value = volume - noise.fun
+        return np.exp(noise.x), value if np.isfinite(value) else -np.inf
 
-    bounds = [tuple(np.log(median) + np.log([1e-3, 1.0])), (np.log(1e-2), np.log(10.0))]
-    starts = [np.array([np.log(multiple * median), np.log(0.3)]) for multiple in STARTS]
-    found = [scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
-    best = min(found, key=lambda result: result.fun)
+    def loss(scale, noise):
+        try:
+            value = -_log_normal(table, landmarks, scale, noise, reach)
+        except np.linalg.LinAlgError:
+            return np.inf
+        return value if np.isfinite(value) else np.inf
+
+    tried = np.log(MULTIPLES * median)
+    values = np.array([at(log_scale)[1] for log_scale in tried])
+    best = int(np.argmax(values))
     checks.require(
-        best.fun < FAILED,
-        f"The pseudo-likelihood is not finite at length scales "
-        f"{', '.join(f'{multiple * median:.3g}' for multiple in STARTS)}: are there enough different points among the "
-        f"{len(table)}, more than columns?",
+        np.isfinite(values[best]),
+        f"The pseudo-likelihood is not finite at length scales from {MULTIPLES[0] * median:.3g} to {median:.3g}: are "
+        f"there enough different points among the {len(table)}, more than columns?",
         np.linalg.LinAlgError,
     )
-    optima = np.array([[np.exp(result.x[0]), -result.fun] for result in found])
-    return LearntLengthScale(float(np.exp(best.x[0])), float(np.exp(best.x[1])), float(-best.fun), optima)
-
-
-@jax.jit
-@jax.value_and_grad
-def _loss(at, x, landmarks, reach):
-    return -log_pseudo_likelihood(x, landmarks, jnp.exp(at[0]), jnp.exp(at[1]), reach)
+    around = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
+    refined = minimize_scalar(lambda log_scale: -at(log_scale)[1], bounds=around, method="bounded").x
+    log_scale = max(refined, tried[best], key=lambda log_scale: at(log_scale)[1])
+    noise, value = at(log_scale)
+    return LearntLengthScale(
+        float(np.exp(log_scale)), float(noise), float(value), np.stack([np.exp(tried), values], axis=1)
+    )
 
 
 def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:

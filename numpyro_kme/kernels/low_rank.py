@@ -10,7 +10,6 @@ from scipy.linalg.lapack import dpstrf
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 
 TOLERANCE = 1e-10
@@ -65,12 +64,12 @@ class LowRank:
         checks.require(tolerance < 1, f"`tolerance` must be below 1, a proportion of the diagonal; got {tolerance}.")
         if max_rank is not None:
             checks.whole("max_rank", max_rank, 1)
-        diagonal = np.asarray(by_numpy.diagonal(kernel, points), np.float64)
+        values = 1.0 * np.asarray(kernel.diagonal(points))
+        stop, diagonal = max(tolerance, rounding(values.dtype)) * values.max(), values.astype(np.float64)
 
         def columns(some):
-            return by_numpy.gram(kernel, points, jax.tree.map(lambda leaf: leaf[some], points))
+            return np.asarray(kernel.gram(points, jax.tree.map(lambda leaf: leaf[some], points)), np.float64)
 
-        stop = max(tolerance, by_numpy.rounding(kernel)) * diagonal.max()
         values, chosen = by_columns(columns, diagonal, stop, max_rank)
         rest = np.maximum(diagonal - np.square(values).sum(axis=1), 0.0)
         pivots = jax.tree.map(lambda leaf: leaf[chosen], points)
@@ -90,7 +89,12 @@ class LowRank:
         """The kernel between other points and the pivots, `(s, r)`."""
         if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
             checks.same_columns("t", t, "pivots", self.pivots)
-        return numpy_function(by_numpy.gram)(self.kernel, t, self.pivots)
+        return numpy_function(type(self.kernel).gram)(self.kernel, t, self.pivots)
+
+
+def rounding(kind: np.dtype) -> float:
+    """Relative error of kernel values of a type, about: float32 where a user wrote the kernel in JAX."""
+    return 8.0 * float(np.finfo(kind).eps)
 
 
 def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:

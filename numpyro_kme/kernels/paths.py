@@ -1,6 +1,7 @@
 """Kernels on time series, and on fields seen at arbitrary places: by a Gaussian process, and by signatures."""
 
 from dataclasses import field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,12 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import full_precision, on_host
-from numpyro_kme.kernels.base import Batched, Kernel, check_fields, num_points, register
+from numpyro_kme._core.host import full_precision
+from numpyro_kme.kernels.base import Kernel, check_fields, namespace, register
+from numpyro_kme.kernels.gram import squared_distances
 from numpyro_kme.kernels.length_scales import RuleOfDistances, median_of_pairs
 from numpyro_kme.kernels.ragged import filled_up, may_end
+from numpyro_kme.kernels.stationary import Stationary
 
 
 @register
@@ -135,79 +138,67 @@ def _batch(name, batch):
 
 
 @register
-class Signature(Batched):
+class Signature(Stationary):
     r"""Gaussian kernel on normalised truncated signatures of paths, $k(x, y) = \exp(-|s_x - s_y|^2 / (2 \epsilon^2))$.
 
-    $s_x = S(x) / |S(x)|$, where $S(x)$ holds the products of increments of `x` at rows in increasing order, of up to
-    `level` of them, and
+    $s_x = S(x) / |S(x)|$, where $S(x)$ holds 1 and, for each `r` up to `level`, the sums of products of `r` increments
 
-    $$ \langle S(x), S(y) \rangle = 1 + \sum_{r=1}^{level} \sum_{i_1 < \dots < i_r} \sum_{j_1 < \dots < j_r}
-       \prod_{q=1}^{r} \langle \Delta x_{i_q}, \Delta y_{j_q} \rangle. $$
+    $$ \sum_{i_1 < \dots < i_r} \Delta x_{i_1} \otimes \dots \otimes \Delta x_{i_r}. $$
 
     The order of what happens counts, and not when: so time is one more column, which runs from 0 to 1 along the longest
-    path, and a first row of zeros lets levels count. A point is an array `(size + 1, dim + 1)` of such rows. Paths of
-    any length compare, since behind its end a path stays where it is and has no increments: this is exact.
+    path, and a first row of zeros lets levels count. Paths of any length compare, since behind its end a path stays
+    where it is and has no increments: this is exact. `points` reads series, `(n, size)` or `(n, size, dim)`; a point is
+    the vector `s_x`, of about `(dim + 1)^level` numbers.
 
     Args:
-        scales: What the columns are divided by, a scalar or `(dim,)`, in their units; `SignatureRule` finds them.
         length_scale: `eps`, a scalar; distances are at most 2.
-        level: How many increments are multiplied at most.
-    Cost: `level size^2` products for each pair of paths of `size` rows.
-    References: Kiraly & Oberhauser (2019), JMLR 20, section 4 and algorithm 3.
+        scales: Units of the columns, a scalar or `(dim,)`; `SignatureRule` finds them.
+        level: Largest number of increments that are multiplied.
+    Cost: `size (dim + 1)^level` products for each path.
+    References: Kiraly & Oberhauser (2019), JMLR 20, sections 2 and 4.
     """
 
     any_length = True
 
     scales: ArrayLike
-    length_scale: ArrayLike
     level: int = field(default=3, metadata=dict(static=True))
 
     def __post_init__(self):
-        check_fields(self, checks.positive, "scales", "length_scale")
+        super().__post_init__()
+        check_fields(self, checks.positive, "scales")
         checks.whole("level", self.level, 1)
 
     def points(self, x):
-        """Read arrays `(n, size)` or `(n, size, dim)`, NaN behind their ends, as paths with time and a start."""
-        rows = jnp.asarray(x, jnp.result_type(x, float)) if isinstance(x, jax.Array) else np.asarray(x, np.float64)
-        rows, own = filled_up(rows.reshape(*rows.shape[:2], -1), first=False)
-        xp = jnp if isinstance(rows, jax.Array) else np
+        """Read arrays `(n, size)` or `(n, size, dim)`, NaN behind their ends, as normalised signatures."""
+        xp = namespace(self.scales, x)
+        rows, own = filled_up(xp.asarray(x, xp.result_type(x, float)).reshape(*x.shape[:2], -1), first=False)
         time = xp.cumsum(own, axis=1)[..., None] / rows.shape[1]
-        whole = xp.concatenate([rows / self._scales(rows.shape[-1], xp), time.astype(rows.dtype)], axis=2)
-        return xp.concatenate([xp.zeros_like(whole[:, :1]), whole], axis=1)
+        scales = xp.broadcast_to(xp.asarray(self.scales), (rows.shape[-1],))[None, None]
+        paths = xp.concatenate([rows / scales, time.astype(rows.dtype)], axis=2)
+        increments = xp.diff(paths, axis=1, prepend=xp.zeros_like(paths[:, :1]))
+        return _each(lambda one: _signature(one, self.level), increments)
 
-    def _scales(self, dim, xp):
-        return xp.broadcast_to(xp.asarray(self.scales), (dim,))[None, None]
-
-    def squared_distances(self, x: ArrayLike, y: ArrayLike | None = None) -> jax.Array:
-        """Matrix `|s_x - s_y|^2`, `(n, m)`, of paths `(n, size + 1, dim + 1)` and `(m, ...)`."""
-        left, right = (jnp.diff(jnp.asarray(p), axis=1) for p in (x, x if y is None else y))
-        return _squared_distances(self.level, left, right)
-
-    def log_gram(self, x, y=None):
-        """Matrix of log kernel values."""
-        return -0.5 * self.squared_distances(x, y) / jnp.square(self.length_scale)
-
-    def diagonal(self, x):
-        """Ones."""
-        return jnp.ones(num_points(x), jnp.result_type(x))
+    def log_profile(self, s):
+        """`-s / 2` of the squared distance of signatures in units of `eps`."""
+        return -0.5 * s
 
 
 @full_precision
-def _inner_products(level: int, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`<S(x), S(y)>` of increments `(T, dim)` and `(U, dim)`: for each level a product, and two cumulated sums."""
-    increments = a @ b.T
-    last, total = increments, 1.0 + jnp.sum(increments)
-    for _ in range(level - 1):
-        before = jax.lax.associative_scan(jnp.add, jax.lax.associative_scan(jnp.add, last, axis=0), axis=1)
-        last = increments * jnp.pad(before, ((1, 0), (1, 0)))[:-1, :-1]
-        total = total + jnp.sum(last)
-    return total
+def _signature(increments: Any, level: int) -> Any:
+    """The normalised signature of increments `(size, dim)`, level after level, `(1 + dim + ... + dim^level,)`."""
+    xp, size = namespace(increments), len(increments)
+    before, parts = xp.ones((size, 1), increments.dtype), [xp.ones(1, increments.dtype)]
+    for _ in range(level):
+        parts.append((before.T @ increments).ravel())
+        ending = (before[:, :, None] * increments[:, None, :]).reshape(size, -1)
+        before = xp.cumsum(ending, axis=0) - ending
+    found = xp.concatenate(parts)
+    return found / xp.sqrt(found @ found)
 
 
-def _squared_distances(level, left, right):
-    own = [jax.lax.map(lambda a: _inner_products(level, a, a), side) for side in (left, right)]
-    across = jax.lax.map(lambda a: jax.vmap(lambda b: _inner_products(level, a, b))(right), left)
-    return jnp.maximum(2.0 - 2.0 * across / jnp.sqrt(own[0][:, None] * own[1][None]), 0.0)
+def _each(function, paths):
+    """A function of one path, of each: by NumPy one after another."""
+    return np.stack([function(one) for one in paths]) if namespace(paths) is np else jax.vmap(function)(paths)
 
 
 @frozen
@@ -238,6 +229,6 @@ class SignatureRule(RuleOfDistances):
             f"A column of most series is constant: columns have the median ranges {ranges}. Leave it out, or give a "
             "kernel by hand.",
         )
-        bare = Signature(ranges, 1.0, self.level)
-        squared = on_host(Signature.squared_distances)(bare, bare.points(few))
-        return Signature(ranges, self.multiple * median_of_pairs(squared, "series"), self.level)
+        signatures = Signature(1.0, ranges, self.level).points(few)
+        scale = self.multiple * median_of_pairs(squared_distances(signatures, signatures), "series")
+        return Signature(scale, ranges, self.level)

@@ -17,8 +17,6 @@ class Linear(OverLengthScale, Signed):
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
     """
 
-    in_numpy = True
-
     length_scale: ArrayLike = 1.0
 
     def gram(self, x, y=None):
@@ -37,8 +35,6 @@ class Polynomial(Signed):
         length_scale: `l`, a scalar or `(dim,)`, in the units of the data.
         offset: `c >= 0`; 0 keeps the moments of order `p` alone.
     """
-
-    in_numpy = True
 
     degree: int = field(metadata=dict(static=True))
     length_scale: ArrayLike = 1.0

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Batched, Kernel, check_fields, register
+from numpyro_kme.kernels.base import Batched, Kernel, check_fields, namespace, register
 
 
 def pad(rows: Any, longest: int) -> Any:
@@ -125,11 +125,12 @@ class WithLength(Batched):
 
     def gram(self, x, y=None):
         """Matrix of kernel values; `k` may take negative ones."""
-        return self.kernel.gram(x[0], None if y is None else y[0]) * jnp.exp(self._of_lengths(x, y))
+        alike = self._of_lengths(x, y)
+        return self.kernel.gram(x[0], None if y is None else y[0]) * namespace(alike).exp(alike)
 
     def _of_lengths(self, x, y):
-        logs, others = jnp.asarray(x[1]), jnp.asarray((x if y is None else y)[1])
-        return -0.5 * jnp.square((logs[:, None] - others[None]) / self.length_scale)
+        apart = (x[1][:, None] - (x if y is None else y)[1][None]) / self.length_scale
+        return -0.5 * apart * apart
 
     def diagonal(self, x):
         """That of `k`."""

@@ -19,8 +19,6 @@ class RotationTrace(OfArrays, Signed):
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
     """
 
-    in_numpy = True
-
     def gram(self, x, y=None):
         """Matrix of traces between `(n, size, size)` and `(m, size, size)`, as one matrix product."""
         return products(_flat("x", x), _flat("y", x if y is None else y))
@@ -35,8 +33,6 @@ class RotationGaussian(OverLengthScale, OfArrays, Batched):
     Args:
         length_scale: `l`, a scalar, in units of the Frobenius norm.
     """
-
-    in_numpy = True
 
     length_scale: ArrayLike
 

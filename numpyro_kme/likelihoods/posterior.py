@@ -14,8 +14,8 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, frozen
 from numpyro_kme._core.host import in_present_precision, in_session, numpy_function, on_host
 from numpyro_kme.embeddings.measures import Measure, NormalMixture
-from numpyro_kme.kernels import by_numpy
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
 from numpyro_kme.samplers.importance import (
@@ -128,7 +128,7 @@ class KernelMeansPosterior:
         terms = self.likelihood.expansion()
         if terms is None:
             particles = self._particles
-            return by_numpy.matvec(kernel, t, particles.particles, particles.weights)
+            return matvec(kernel, t, particles.particles, particles.weights)
         products = self.measure.product_embedding(terms.kernel, terms.points, kernel, jnp.asarray(t))
         scale = jnp.exp(terms.log_scale - self._positive_log_normaliser())
         return np.asarray(jnp.asarray(terms.weights) @ products * scale)
@@ -250,7 +250,7 @@ def _height(likelihood, measure, z):
 
     def height(z):
         sign, log_size = likelihood.signed_log(z)
-        return log_size + measure.log_density(z), sign
+        return log_size + measure.log_densities(z[None])[0], sign
 
     (value, sign), slope = jax.value_and_grad(height, has_aux=True)(z)
     return sign, value, slope

@@ -27,16 +27,3 @@ def test_old_keys_are_taken_and_other_kinds_are_left_to_jax():
         key = random.key(4)
         expected = [random.key_data(random.fold_in(key, number)) for number in range(3)]
         np.testing.assert_array_equal(keys.fold_in(keys.data_of(key), np.arange(3)), expected)
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("seed", [0, 2**31 + 5])
-def test_uniform_numbers_are_those_of_jax(seed):
-    words = keys.fold_in(keys.data_of(random.key(seed)), np.arange(3))
-    assert keys.known(words)
-    expected = [random.uniform(random.wrap_key_data(row), (50,)) for row in words]
-    np.testing.assert_array_equal(keys.uniform(words, 50), expected)
-
-
-def test_uniform_numbers_of_other_keys_are_left_to_jax():
-    assert not keys.known(keys.data_of(random.key(0, impl="rbg")))

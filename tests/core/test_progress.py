@@ -1,15 +1,14 @@
-"""Bars and phases: what is said, when nothing is, and that JAX's compiling is said."""
+"""Bars and phases: what is said, and when nothing is."""
 
 import inspect
 import re
 import time
 from contextlib import suppress
 
-import numpy as np
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme._core import programs, progress
+from numpyro_kme._core import progress
 
 
 @pytest.fixture
@@ -55,31 +54,6 @@ def test_bars_are_shown_unless_they_are_switched_off():
             found += given is not None
             assert given is None or given.default is True, value
     assert found > 10
-
-
-def test_compiling_is_said(terminal):
-    with progress.steps("simulating", 2, True) as bar:
-        programs.Program(lambda x: x + np.pi)(np.float32(3.0))
-        bar.update(2)
-    said = terminal()
-    assert "simulating, compiling" in said and said.rstrip().rpartition("\r")[2].startswith("simulating: 100%"), said
-    with progress.compiling():  # where nothing is shown
-        pass
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_function_that_is_jitted_says_it_once_for_each_shape(terminal, nested):
-    function = programs.jitted(lambda power, x: x**power + np.pi, static_argnums=0)
-    call = programs.jitted(lambda power, x: 2.0 * function(power, x), static_argnums=0) if nested else function
-    for number, (power, size) in enumerate([(2, 3), (2, 3), (3, 3), (3, 4)]):
-        with progress.steps("minimising", 1, True) as bar:
-            np.testing.assert_allclose(call(power, np.ones(size, np.float32)), (1.0 + np.pi) * (2.0 if nested else 1.0))
-            assert progress._phase.get().compiles == 0
-            bar.update(1)
-        assert ("minimising, compiling" in terminal()) == (number != 1)
-    with pytest.raises(TypeError), progress.steps("failing", 1, True):
-        call(2, "no array")
-    call(4, np.ones(3, np.float32))  # where nothing is shown
 
 
 def test_an_error_inside_a_phase_ends_it(terminal):

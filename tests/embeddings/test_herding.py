@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ def test_agrees_with_numpy():
     candidates, values, order = herded()
     reference = numpy_herding(values, candidates, 400)
     np.testing.assert_array_equal(order[:5], reference[:5])
-    for size in (50, 400):  # ties in float32 may change the path, not the distance
+    for size in (50, 400):  # ties may change the path, not the distance
         assert mmd(candidates[order[:size]]) == pytest.approx(mmd(candidates[reference[:size]]), rel=0.1)
 
 
@@ -59,17 +58,6 @@ def test_falls_faster_than_random_draws():
     assert np.polyfit(np.log(sizes), np.log(distances), 1)[0] < -0.75
     random = [mmd(np.random.default_rng(seed).normal(size=(400, 2))) for seed in range(20)]
     assert distances[-1] < 0.3 * np.min(random)
-
-
-@pytest.mark.parametrize("count", [1, 3, 64, 65, 130])
-def test_any_number_of_candidates(count, rng):
-    """Padding of the two-stage argmax is never chosen."""
-    candidates = rng.normal(size=(count, 2))
-    values = rng.normal(size=count) - 5.0
-    order = np.asarray(jax.jit(lambda values: herd(K.Gaussian(SCALE), values, candidates, 7))(values))
-    assert order.min() >= 0 and order.max() < count
-    np.testing.assert_array_equal(order, numpy_herding(values, candidates, 7))
-    np.testing.assert_array_equal(herd(K.Gaussian(SCALE), values, candidates, 7), order)
 
 
 @pytest.mark.smoke
@@ -96,12 +84,6 @@ def test_other_points_and_kernels(rng):
     order = herd(kernel, values, sets, 5)
     assert order[0] == np.argmax(values)
     assert len(set(np.asarray(order).tolist())) > 1
-
-
-def test_traced_embeddings():
-    candidates, values, order = herded()
-    inside = jax.jit(lambda l, values: herd(K.Gaussian(l), values, candidates, 20))
-    np.testing.assert_array_equal(inside(SCALE, values), order[:20])
 
 
 def test_bad_input():

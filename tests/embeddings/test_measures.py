@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,23 +28,6 @@ MEASURES = {
 NORMALS = [name for name in MEASURES if "points" not in name]
 
 
-@jax.jit
-def closed_forms(measure):
-    """Everything that quadrature checks, compiled together."""
-    products = [measure.product_embedding(k, A, l, B) for k, l in ((WIDE, WIDE), (WIDE, NARROW), (NARROW, WIDE))]
-    return measure.mean_embedding(WIDE, A), products, measure.moments()
-
-
-@jax.jit
-def products(measure, first, a, second, b):
-    return measure.product_embedding(first, a, second, b)
-
-
-@jax.jit
-def embed(measure, t):
-    return measure.mean_embedding(WIDE, t)
-
-
 def quadrature(measure, nodes=100):
     """Points and weights that integrate smooth functions against a measure to about machine precision."""
     if isinstance(measure, Points):
@@ -59,24 +44,23 @@ def gram(kernel, a, b):
     return np.exp(-0.5 * np.sum(((a[:, None] - b[None]) / kernel.length_scale) ** 2, -1))
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("name", MEASURES)
 def test_embeddings_by_quadrature(name):
     measure = MEASURES[name]
     t, w = quadrature(measure)
-    embedding, products, (mean, covariance) = jax.tree.map(np.asarray, closed_forms(measure))
-    np.testing.assert_allclose(embedding, gram(WIDE, A, t) @ w, atol=1e-8)
-    for found, (first, second) in zip(products, ((WIDE, WIDE), (WIDE, NARROW), (NARROW, WIDE))):
+    np.testing.assert_allclose(measure.mean_embedding(WIDE, A), gram(WIDE, A, t) @ w, atol=1e-8)
+    for first, second in ((WIDE, WIDE), (WIDE, NARROW), (NARROW, WIDE)):
+        found = measure.product_embedding(first, A, second, B)
         np.testing.assert_allclose(found, (gram(first, A, t) * w) @ gram(second, t, B), atol=1e-8)
+    mean, covariance = measure.moments()
     np.testing.assert_allclose(mean, w @ t, atol=1e-8)
     np.testing.assert_allclose(covariance, (t - mean).T @ ((t - mean) * w[:, None]), atol=1e-8)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("name", NORMALS)
 def test_tilted_measures_by_quadrature(name):
     measure = MEASURES[name]
-    tilted = jax.tree.map(np.asarray, jax.jit(lambda m: m.tilt(WIDE, A))(measure))
+    tilted = measure.tilt(WIDE, A)
     t, w = quadrature(measure)
     masses = np.exp(tilted.log_masses)
     for i, values in enumerate(gram(WIDE, A, t) * w):
@@ -87,51 +71,35 @@ def test_tilted_measures_by_quadrature(name):
 
 
 @pytest.mark.smoke
-@pytest.mark.x64
 def test_printed_formulas():
     """mu_Theta and h as they are printed, for independent normal components."""
     measure, beta = Normal(MEAN, np.diag(SDS**2)), WIDE.length_scale
     nu = np.sqrt(beta**2 + SDS**2)
     printed = np.prod(beta / nu * np.exp(-((A - MEAN) ** 2) / (2 * nu**2)), axis=1)
-    np.testing.assert_allclose(embed(measure, A), printed, rtol=1e-12)
+    np.testing.assert_allclose(measure.mean_embedding(WIDE, A), printed, rtol=1e-12)
     s, g = (2 / beta**2 + 1 / SDS**2) ** -0.5, (beta / SDS) ** 2
     a, b = A[:, None], B[None]
     first, second = (a**2 + b**2 + g * MEAN**2) / (2 + g), (a + b + g * MEAN) / (2 + g)
     h = np.prod(s / SDS * np.exp(-(first - second**2) / (2 * s**2)), axis=-1)
-    np.testing.assert_allclose(products(measure, WIDE, A, WIDE, B), h, rtol=1e-12)
-
-
-@jax.jit
-def stand_in_error(measure):
-    return jnp.max(jnp.abs(measure.as_points().mean_embedding(WIDE, A) - measure.mean_embedding(WIDE, A)))
+    np.testing.assert_allclose(measure.product_embedding(WIDE, A, WIDE, B), h, rtol=1e-12)
 
 
 LAPLACE = Laplace(0.8)
 
 
-@jax.jit
-def by_points(measure):
-    """What there is no closed form for; then the product embedding by points that are made first."""
-    embedding, product = measure.mean_embedding(LAPLACE, A), measure.product_embedding(LAPLACE, A, WIDE, B)
-    return embedding, product, measure.as_points().product_embedding(LAPLACE, A, WIDE, B)
-
-
-@pytest.mark.x64
 @pytest.mark.parametrize("name", ["normal", "mixture"])
 def test_points_stand_in_for_other_kernels(name):
     """A quasi-random set converges to the closed form, and serves kernels that have none."""
     measure = MEASURES[name]
-    coarse, fine = (
-        stand_in_error(type(measure)(*leaves, num_points=n))
-        for leaves in [jax.tree.leaves(measure)]
-        for n in (64, 8192)
-    )
+    points = [replace(measure, num_points=n).as_points() for n in (64, 8192)]
+    exact = measure.mean_embedding(WIDE, A)
+    coarse, fine = (np.max(np.abs(stand_in.mean_embedding(WIDE, A) - exact)) for stand_in in points)
     assert fine < 2e-3 and fine < coarse
     t, w = quadrature(measure)
     expected = np.exp(-np.linalg.norm(A[:, None] - t, axis=-1) / 0.8) @ w
-    embedding, product, the_same = by_points(measure)
-    np.testing.assert_allclose(embedding, expected, atol=1e-2)
-    np.testing.assert_allclose(product, the_same)
+    np.testing.assert_allclose(measure.mean_embedding(LAPLACE, A), expected, atol=1e-2)
+    product = measure.product_embedding(LAPLACE, A, WIDE, B)
+    np.testing.assert_allclose(product, measure.as_points().product_embedding(LAPLACE, A, WIDE, B))
 
 
 def test_no_quasi_random_point_is_at_the_end_of_the_range():
@@ -146,12 +114,11 @@ def test_each_component_has_a_point_however_few_are_asked_for():
     np.testing.assert_allclose(points.weights, mixture.weights, rtol=1e-6)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("name", MEASURES)
 def test_draws_have_the_moments(name):
     measure, n = MEASURES[name], 4000
     draws = np.asarray(measure.sample(jax.random.key(1), n))
-    mean, covariance = map(np.asarray, measure.moments())
+    mean, covariance = measure.moments()
     assert draws.shape == (n, 2)
     assert np.all(np.abs(draws.mean(0) - mean) < 5 * np.sqrt(np.diag(covariance) / n))
     centred = draws - mean
@@ -159,27 +126,24 @@ def test_draws_have_the_moments(name):
     assert np.all(np.abs(products.mean(0) - covariance) < 5 * products.std(0) / np.sqrt(n) + 1e-12)
 
 
-@pytest.mark.x64
 @pytest.mark.parametrize("name", NORMALS)
 def test_log_density(name):
     measure = MEASURES[name]
     log_weights, means, covariances = measure.components()
     expected = sum(np.exp(v) * multivariate_normal(m, c).pdf(A) for v, m, c in zip(log_weights, means, covariances))
-    np.testing.assert_allclose(jax.jit(lambda m: jax.vmap(m.log_density)(A))(measure), np.log(expected), rtol=1e-12)
+    np.testing.assert_allclose(measure.log_densities(A), np.log(expected), rtol=1e-12)
 
 
-@pytest.mark.x64
-def test_traced_and_single_precision():
-    """Measures can be traced and differentiated, and work without float64."""
+def test_traced_and_differentiated():
+    """In JAX, in the precision of the session."""
     total = jax.jit(jax.value_and_grad(lambda m: Normal(m, jnp.eye(2)).mean_embedding(WIDE, A).sum()))
-    step = 1e-6
-    ahead, behind = (float(total(np.array([d, 0.0]))[0]) for d in (step, -step))
-    np.testing.assert_allclose(total(np.zeros(2))[1][0], (ahead - behind) / (2 * step), rtol=1e-6)
-    measure, wide, a, narrow, b = jax.tree.map(np.array, (MEASURES["mixture"], WIDE, A, NARROW, B))
-    with jax.enable_x64(False):
-        single = products(measure, wide, a, narrow, b)
-    assert single.dtype == jnp.float32
-    np.testing.assert_allclose(single, products(MEASURES["mixture"], WIDE, A, NARROW, B), atol=2e-6)
+    ahead, behind = (Normal(np.array([d, 0.0]), np.eye(2)).mean_embedding(WIDE, A).sum() for d in (1e-5, -1e-5))
+    np.testing.assert_allclose(total(np.zeros(2))[1][0], (ahead - behind) / 2e-5, rtol=1e-4)
+    for measure in MEASURES.values():
+        everything = lambda m: (m.mean_embedding(WIDE, A), m.product_embedding(WIDE, A, NARROW, B), m.moments())  # noqa: E731
+        for single, double in zip(*(jax.tree.leaves(f(measure)) for f in (jax.jit(everything), everything))):
+            assert single.dtype == np.float32 and double.dtype == np.float64
+            np.testing.assert_allclose(single, double, atol=2e-6)
 
 
 def test_a_covariance_may_be_asymmetric_by_rounding_alone():
@@ -200,7 +164,7 @@ def test_a_covariance_may_be_asymmetric_by_rounding_alone():
         (lambda: NormalMixture(np.ones(1), np.zeros((2, 1)), np.ones((2, 1, 1))), "must have shapes"),
         (lambda: Points(np.zeros(3)), "must have shape"),
         (lambda: Points(A, np.array([0.5, 0.6, -0.1])), "non-negative"),
-        (lambda: Points(A).log_density(np.zeros(2)), "no density"),
+        (lambda: Points(A).log_densities(np.zeros((1, 2))), "no density"),
         (lambda: standard_normal(2).tilt(Laplace(1.0), A), "must be Gaussian"),
     ],
 )
@@ -209,16 +173,16 @@ def test_bad_input(make, message):
         make()
 
 
-@jax.jit
-def tilted_and_near(measure, kernel, a):
-    return measure.tilt(kernel, a), measure.product_embedding(kernel, a, kernel, a)
-
-
 @pytest.mark.parametrize("length_scale", [1e-30, 1e30])
 def test_closed_forms_where_the_square_of_a_length_scale_cannot_be_held(length_scale):
     """Far from the size of the measure the kernel is a point mass times its integral, or one everywhere."""
-    measure, kernel = MEASURES["normal"], Gaussian(np.float32(length_scale))
-    tilted, near = tilted_and_near(measure, kernel, np.float32(A))
+    measure, kernel = MEASURES["normal"], Gaussian(length_scale)
+    for m, a in ((measure, A), (jax.tree.map(jnp.asarray, measure), jnp.asarray(A))):
+        check_far_from_the_size(m, kernel, a, length_scale)
+
+
+def check_far_from_the_size(measure, kernel, a, length_scale):
+    tilted, near = measure.tilt(kernel, a), measure.product_embedding(kernel, a, kernel, a)
     density = multivariate_normal(*(np.asarray(m) for m in measure.moments())).logpdf(A)
     narrow = density + np.log(2 * np.pi) + 2 * np.log(length_scale)
     np.testing.assert_allclose(tilted.log_masses[:, 0], narrow if length_scale < 1 else 0.0, rtol=1e-5, atol=1e-6)

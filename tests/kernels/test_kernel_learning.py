@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 from numpyro_kme import BayesianKernelLearning, CrossValidation, MedianHeuristic
 from numpyro_kme.kernels import median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.kernels.kernel_learning import (
-    _log_volume,
+    _log_volumes,
     farthest_point_design,
     learn_length_scale,
     log_pseudo_likelihood,
@@ -46,23 +46,21 @@ def test_pseudo_likelihood_by_a_dense_normal(rng):
     np.testing.assert_allclose(value_of(x, z, s, tau, eta), expected, rtol=1e-9)
 
 
-log_volume = jax.jit(_log_volume)
-
-
 @pytest.mark.x64
 @pytest.mark.parametrize("dim", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("s", [0.05, 0.3, 3.0])
 def test_volumes_by_cauchy_and_binet(rng, s, dim):
     """`det J'J` is the sum of squared minors of `J`: here in logs, where squares of features would underflow."""
     x, z = rng.normal(size=(3, dim)), rng.normal(size=(6, dim))
-    for point in x:
+    found = _log_volumes(-0.5 * np.sum((z[None] - x[:, None]) ** 2, axis=2) / s**2, (z[None] - x[:, None]) / s**2)
+    for point, value in zip(x, found):
         logs, rows = -0.5 * np.sum((z - point) ** 2, axis=1) / s**2, (z - point) / s**2
         minors = [
             np.sum(logs[list(chosen)]) + np.linalg.slogdet(rows[list(chosen)])[1]
             for chosen in combinations(range(6), dim)
         ]
         expected = 0.5 * logsumexp(2.0 * np.array(minors))
-        np.testing.assert_allclose(log_volume(logs, rows), expected, rtol=1e-9)
+        np.testing.assert_allclose(value, expected, rtol=1e-9)
     steps = [value_and_slope(x, z, s * ratio, 0.3, 1.5)[0] for ratio in (1 - 1e-6, 1 + 1e-6)]
     slope = value_and_slope(x, z, s, 0.3, 1.5)[1]
     np.testing.assert_allclose(slope, (steps[1] - steps[0]) / (2e-6 * s), rtol=1e-4)
@@ -76,7 +74,7 @@ def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
     found = learn_length_scale(jax.random.key(0), x)
     assert 15 < median_heuristic(x) < 30
     assert 0.7 < found.length_scale < 1.3
-    assert found.log_likelihood == found.optima[:, 1].max()
+    assert found.log_likelihood >= found.profile[:, 1].max()
 
 
 def test_farthest_point_design(rng):

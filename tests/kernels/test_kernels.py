@@ -117,23 +117,8 @@ def tanh_features_numpy(a, b):
     return float(np.exp(np.sum(np.tanh(a) * np.tanh(b))))
 
 
-def signatures(a, b, l):
-    """By sums over pairs of rows in increasing order, of the first two levels."""
-    steps = [np.diff(np.asarray(path), axis=0) for path in (a, b)]
-
-    def inner(x, y):
-        products = x @ y.T
-        pairs = [
-            products[i, j] * products[k, m]
-            for i in range(len(x))
-            for k in range(i)
-            for j in range(len(y))
-            for m in range(j)
-        ]
-        return 1.0 + products.sum() + sum(pairs)
-
-    left, right = steps
-    return np.exp((inner(left, right) / np.sqrt(inner(left, left) * inner(right, right)) - 1.0) / l**2)
+def signatures(rng, n):
+    return K.Signature(1.0, 1.0, 2).points(data_sets(rng, n))
 
 
 ROWS = [
@@ -220,7 +205,7 @@ ROWS = [
         weighted_data_sets,
         scaled=False,
     ),
-    Row("Signature", lambda l: K.Signature(1.0, l, 2), signatures, data_sets, scaled=False),
+    Row("Signature", lambda l: K.Signature(l, 1.0, 2), gaussian, signatures, scaled=False),
     Row(
         "GaussianProcessPath",
         lambda l: K.GaussianProcessPath(2.0 * K.Gaussian(l), 0.3),

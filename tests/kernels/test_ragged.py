@@ -23,6 +23,7 @@ from numpyro_kme.kernels import (
     lengths,
     pad,
 )
+from numpyro_kme.kernels.gram import squared_distances
 
 pytestmark = pytest.mark.smoke
 RNG = np.random.default_rng(0)
@@ -127,7 +128,7 @@ PATHS = [RNG.normal(size=(n, 2)).cumsum(axis=0) for n in (2, 4, 5)]
 
 @pytest.mark.parametrize("level", [*(pytest.param(level, marks=pytest.mark.slow) for level in (1, 2)), 3])
 def test_signatures_of_any_length_against_loops(level):
-    kernel = Signature([2.0, 3.0], 0.6, level)
+    kernel = Signature(0.6, [2.0, 3.0], level)
 
     def embedded(path):
         rows = np.column_stack([path / [2.0, 3.0], np.arange(1, len(path) + 1) / 5])
@@ -141,15 +142,14 @@ def test_signatures_of_any_length_against_loops(level):
         np.testing.assert_allclose(kernel.gram(points), expected, rtol=1e-4)
         np.testing.assert_allclose(kernel(kernel.point(given[0]), kernel.point(given[1])), expected[0][1], rtol=1e-4)
     np.testing.assert_allclose(kernel.diagonal(points), 1.0)
-    np.testing.assert_allclose(Signature(2.0, 0.6).points(x[..., :1]), Signature(2.0, 0.6).points(x[..., 0]))
+    np.testing.assert_allclose(Signature(0.6, 2.0).points(x[..., :1]), Signature(0.6, 2.0).points(x[..., 0]))
 
 
 def test_the_rule_for_series():
     x = np.stack([pad(RNG.normal(size=(n, 2)).cumsum(axis=0) * [1.0, 50.0], 9) for n in RNG.integers(3, 10, size=40)])
     kernel = SignatureRule(level=2)(x)
     assert 20.0 < kernel.scales[1] / kernel.scales[0] < 120.0
-    bare = Signature(kernel.scales, 1.0, 2)
-    squared = bare.squared_distances(bare.points(x))
+    squared = squared_distances(*[Signature(1.0, kernel.scales, 2).points(x)] * 2)
     assert np.isclose((kernel.length_scale / 0.5) ** 2, np.median(squared[np.triu_indices(40, 1)]), rtol=1e-3)
     with pytest.raises(ValueError, match="A column of most series is constant"):
         SignatureRule()(np.ones((5, 4)))

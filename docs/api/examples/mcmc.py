@@ -100,4 +100,4 @@ print(kme.mmd_test(jax.random.key(0), kernel, one, other, num_permutations=99))
 kernel = kme.kernels.Gaussian(1.0)
 candidates = np.linspace(-3.0, 3.0, 50)[:, None]
 target = kme.embeddings.MeanEmbedding(kernel, data - 1.0)
-print(kme.herd(kernel, target.on_host(candidates), candidates, 4))
+print(kme.herd(kernel, target(candidates), candidates, 4))

@@ -15,7 +15,7 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels import by_numpy, gram
+from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
@@ -109,7 +109,7 @@ class DenseSolve(Solve):
         kernel, lam = hyper.parameter_kernel, float(np.asarray(hyper.regularisation))
         matrix = np.empty((len(z), len(z)), order="F")
         for rows, block in _blocks(z):
-            matrix[:, rows] = by_numpy.gram(kernel, z, block)[:, : rows.stop - rows.start]
+            matrix[:, rows] = np.asarray(kernel.gram(z, block))[:, : rows.stop - rows.start]
         matrix[np.diag_indices(len(z))] += len(z) * lam
         factor, failed = linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
         done = not failed and bool(np.isfinite(factor.diagonal()).all())

@@ -14,7 +14,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import full_precision, in_present_precision, on_host
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.by_numpy import gaussian_gram
+from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.kernels.ragged import WithLength
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import KernelExpansion, LikelihoodAt, SignedLog, Surrogate, to_signed_log

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.by_numpy import gaussian_gram
+from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal, inverse_root

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.by_numpy import gaussian_gram
+from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.kernels.low_rank import blocked
 from numpyro_kme.likelihoods.residual.ridge import HeldOutPredictions, Ridge, inverse_root, noise_root
 

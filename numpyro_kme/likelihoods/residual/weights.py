@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.by_numpy import gaussian_gram
+from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.kernels.low_rank import by_columns
 from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.functions import padded
