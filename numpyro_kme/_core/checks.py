@@ -140,35 +140,16 @@ def warn(sentence: str) -> None:
     warnings.warn(f"{sentence}\n{explanation()}", UserWarning, stacklevel=outermost)
 
 
-SIGMAS = 4.0
-"""A result beyond its bound by more than so many of its standard errors is impossible, and not bad luck."""
-
-
-def possible(name: str, value: Any, error: Any, advice: str, *, least: float = -np.inf, most: float = np.inf) -> None:
-    """Stop at results that cannot be: beyond `least` or `most` by more than `SIGMAS` of their standard errors.
-
-    Traced values are let through.
-    """
-    if not is_concrete((value, error)):
-        return
-    value, error = (np.ravel(np.asarray(a, np.float64)) for a in np.broadcast_arrays(value, error))
-    beyond = np.maximum(least - value, value - most) - SIGMAS * error
-    if (beyond > 0.0).any():
-        i = np.argmax(np.where(beyond > 0.0, beyond, -np.inf))
-        bound = f"at least {least:g}" if value[i] < least else f"at most {most:g}"
-        others = f", and {(beyond > 0.0).sum()} of {value.size} are impossible" if value.size > 1 else ""
-        raise explained(
-            f"{name} must be {bound}; got {value[i]:.3g} with a standard error of {error[i]:.2g}{others}. {advice}",
-            RuntimeError,
-        )
-
-
 def v_statistic(name: str, value: Any, size: Any) -> None:
     """Stop at a square, the sum of terms of a given size, that is negative by more than rounding."""
     if is_concrete((value, size)):
-        rounding = 1e3 * float(np.finfo(np.asarray(value).dtype).eps) * np.asarray(size)
-        advice = "It is a square where the kernel is positive definite, which this one is not: use another kernel."
-        possible(name, value, rounding / SIGMAS, advice, least=0.0)
+        rounding = 1e3 * float(np.finfo(np.asarray(value).dtype).eps) * float(size)
+        require(
+            float(value) >= -rounding,
+            f"{name} must be at least 0; got {float(value):.3g} with a rounding error of {rounding:.2g}. It is a "
+            "square where the kernel is positive definite, which this one is not: use another kernel.",
+            RuntimeError,
+        )
 
 
 def positive(name: str, value: Any) -> None:

@@ -3,15 +3,13 @@
 A file is an `.npz` archive of NumPy. Its array `header` is a text in JSON, `{"numpyro_kme": {"format", "version",
 "kind"}, "value": ...}`, with the value as a tree: numbers and texts as they are, NaN and infinities as `{"float":
 text}`, and `{"array": i, "shape": [...]}` for the array `i`, flat, each kept once. `{"object": name, "fields": {...}}`
-is a dataclass or named tuple, of a class that was declared `saveable`; `{"numpyro": [module, class], ...}` is a
-distribution, transformation or constraint of NumPyro. Names of other classes and anything pickled are errors. No
-constructor of a dataclass is called.
+is a dataclass or named tuple of a class that was declared `saveable`, or a distribution, transformation or constraint
+of NumPyro. Names of other classes and anything pickled are errors. No constructor of a dataclass is called.
 """
 
 import json
 import math
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -20,6 +18,7 @@ from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from uuid import uuid4
 
 import jax
 import numpy as np
@@ -100,21 +99,17 @@ def write(path: str | PathLike, value: Any) -> None:
     tree = _Writer(arrays).encoded(value, type(value).__name__)
     about = {"format": FORMAT, "version": version("numpyro-kme"), "kind": tree["object"]}
     checks.require(path.parent.is_dir(), f"There is no folder {path.parent} to write {path.name} to.")
-    handle, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    header = np.array(json.dumps({PACKAGE: about, "value": tree}, allow_nan=False))
+    named: dict[str, Any] = {HEADER: header, **{str(number): one for number, one in enumerate(arrays)}}
+    made = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            header = np.array(json.dumps({PACKAGE: about, "value": tree}, allow_nan=False))
-            named: dict[str, Any] = {HEADER: header, **{str(number): one for number, one in enumerate(arrays)}}
+        with made.open("xb") as file:
             np.savez_compressed(file, **named)
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(made, 0o666 & ~mask)
-        os.replace(made, path)
-    except BaseException:
-        Path(made).unlink(missing_ok=True)
-        raise
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def read(path: str | PathLike) -> Any:
@@ -164,18 +159,16 @@ class _Writer:
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return self._array(np.asarray(value), where)
         value = value._to_save() if isinstance(value, Saved) else value
-        kind = _name(type(value))
-        if _classes.get(kind) is type(value):
-            members = _members(_classes[kind])
-            return {"object": kind, "fields": {m: self.encoded(getattr(value, m), f"{where}.{m}") for m in members}}
+        name = _name(type(value))
+        if _known(name) is type(value):
+            members = _members(value)
+            return {"object": name, "fields": {m: self.encoded(one, f"{where}.{m}") for m, one in members.items()}}
         if isinstance(value, Mapping):
             pairs = [[self.encoded(k, where), self.encoded(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return {"dict": pairs}
         if type(value) in (tuple, list):
             items = [self.encoded(one, f"{where}[{i}]") for i, one in enumerate(value)]
             return {type(value).__name__: items}
-        if isinstance(value, OF_NUMPYRO) and type(value).__module__.startswith("numpyro.distributions."):
-            return self._of_numpyro(value, where)
         raise checks.explained(
             f"{where} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}, and files hold "
             "numbers and text, no functions and no objects of other classes. Dataclasses of the package can be saved, "
@@ -196,14 +189,6 @@ class _Writer:
             self._arrays.append(flat)
         return {"array": self._numbers[key], "shape": list(array.shape)}
 
-    def _of_numpyro(self, value: Any, where: str) -> dict[str, Any]:
-        found = compat.fields(value)
-        if found is None:
-            params, (names, rest) = value.tree_flatten()
-            found = {**dict(zip(names, params)), **rest}
-        kind = [type(value).__module__, type(value).__qualname__]
-        return {"numpyro": kind, "fields": {n: self.encoded(v, f"{where}.{n}") for n, v in found.items()}}
-
 
 class _Decoder:
     """Values of trees, of a file that is told as `which`."""
@@ -223,57 +208,57 @@ class _Decoder:
             "list": lambda t: list(map(self.decoded, t["list"])),
             "dict": lambda t: {self.decoded(k): self.decoded(v) for k, v in t["dict"]},
             "object": self._object,
-            "numpyro": self._of_numpyro,
         }
         return next(read for kind, read in kinds.items() if kind in tree)(tree)
 
     def _object(self, tree: dict) -> Any:
-        name = tree["object"]
-        if name not in _classes:
+        name, found = tree["object"], {key: self.decoded(value) for key, value in tree["fields"].items()}
+        cls: Any = _known(name)
+        if cls is None:
             raise checks.explained(
                 f"{self._which} holds an object of the class {name}, which numpyro_kme {version('numpyro-kme')} does "
-                "not know: import the module that defines it, or install the release that wrote the file.",
+                "not know: import the module that defines it, or install the releases that wrote the file.",
                 SavedFileError,
             )
-        cls, found = _classes[name], {key: self.decoded(value) for key, value in tree["fields"].items()}
-        known = _members(cls)
-        if set(known) != set(found):
+        if issubclass(cls, dist.Distribution):
+            data, rest = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
+            return cls.tree_unflatten(tuple(found.get(n) for n in rest), tuple(found.get(n) for n in data))
+        if issubclass(cls, OF_NUMPYRO):
+            return cls.tree_unflatten((tuple(found), {}), tuple(found.values()))
+        names = {f.name for f in fields(cls)} if is_dataclass(cls) else set(cls._fields)
+        if names != set(found):
             raise checks.explained(
                 f"{self._which} holds a {name} with the fields {sorted(found)}, and in {version('numpyro-kme')} it has "
-                f"{sorted(known)}. Read it with the release that wrote it.",
+                f"{sorted(names)}. Read it with the release that wrote it.",
                 SavedFileError,
             )
         if not is_dataclass(cls):
             return cls(**found)
-        made = object.__new__(cls)
+        made: Any = object.__new__(cls)  # type: ignore[arg-type]
         for key, value in found.items():
             object.__setattr__(made, key, value)
         return made
 
-    def _of_numpyro(self, tree: dict) -> Any:
-        module, name = tree["numpyro"]
-        known: dict[tuple[str, str], Any] = {
-            (cls.__module__, cls.__qualname__): cls for base in OF_NUMPYRO for cls in _below(base)
-        }
-        if (module, name) not in known or not module.startswith("numpyro.distributions."):
-            raise checks.explained(
-                f"{self._which} holds a {module}.{name}, which the installed NumPyro does not have. Install the "
-                "NumPyro with which it was written.",
-                SavedFileError,
-            )
-        cls, found = known[module, name], {key: self.decoded(value) for key, value in tree["fields"].items()}
-        if issubclass(cls, dist.Distribution):
-            data, rest = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
-            return cls.tree_unflatten(tuple(found.get(n) for n in rest), tuple(found.get(n) for n in data))
-        return cls.tree_unflatten((tuple(found), {}), tuple(found.values()))
 
-
-def _members(cls: Any) -> list[str]:
-    """Names of the fields of a dataclass or named tuple."""
-    return [f.name for f in fields(cls)] if is_dataclass(cls) else list(cls._fields)
+def _known(name: str) -> type | None:
+    """The class of a name that files may hold."""
+    if not name.startswith("numpyro.distributions."):
+        return _classes.get(name)
+    return next((cls for base in OF_NUMPYRO for cls in _below(base) if _name(cls) == name), None)
 
 
 def _below(cls: type) -> list[type]:
     """Classes derived from one."""
     own: list[type] = cls.__subclasses__()
     return [one for sub in own for one in (sub, *_below(sub))]
+
+
+def _members(value: Any) -> Mapping[str, Any]:
+    """Fields of a value by name."""
+    if not isinstance(value, OF_NUMPYRO):
+        return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else value._asdict()
+    found = compat.fields(value)
+    if found is None:
+        params, (names, rest) = value.tree_flatten()
+        found = {**dict(zip(names, params)), **rest}
+    return found

@@ -1,6 +1,5 @@
 """Kernel Bayes filtering: hidden states of a time series from one path on which states were seen, without a model."""
 
-import jax
 import numpy as np
 
 from numpyro_kme._core import checks, solves
@@ -8,7 +7,7 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.kernel_bayes import posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
-from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register, take
 from numpyro_kme.kernels.low_rank import LowRank
 
 
@@ -70,47 +69,28 @@ class KernelBayesFilter:
             tolerance, max_rank: Bounds of the low-rank factors, as in `LowRank.fit`.
         """
         checks.concrete(states=states, observations=observations, regularisation=regularisation)
-        length = num_points(states) - 1
+        n = num_points(states) - 1
         checks.require(
-            length >= 2 and num_points(observations) == length + 1,
+            n >= 2 and num_points(observations) == n + 1,
             "`states` and `observations` must be one path of at least 3 times each; got "
-            f"{length + 1} and {num_points(observations)}.",
+            f"{n + 1} and {num_points(observations)}.",
         )
-        known = jax.tree.map(lambda leaf: np.asarray(leaf)[:-1], (states, observations))
+        delta = 2.0 * regularisation if delta is None else delta
+        checks.positive_number("regularisation", regularisation)
+        checks.positive_number("delta", delta)
+        (before, last), seen = (
+            (take(states, part) for part in (slice(-1), slice(-1, None))),
+            take(observations, slice(-1)),
+        )
         of_states, of_observations = (
             LowRank.fit(kernel, points, tolerance=tolerance, max_rank=max_rank)
-            for kernel, points in zip((kernel_state, kernel_observation), known)
+            for kernel, points in ((kernel_state, before), (kernel_observation, seen))
         )
-        return cls.from_factors(states, of_states, of_observations, regularisation, delta=delta)
-
-    @classmethod
-    def from_factors(
-        cls,
-        states: PointSet,
-        of_states: LowRank,
-        of_observations: LowRank,
-        regularisation: float,
-        *,
-        delta: float | None = None,
-    ) -> "KernelBayesFilter":
-        """Learn from factors of the Gram matrices that exist already, to try several regularisations.
-
-        Args:
-            states: The whole path, `T + 1` points.
-            of_states, of_observations: Factors of its first `T` points.
-            regularisation, delta: As in `fit`.
-        """
-        checks.positive_number("regularisation", regularisation)
-        delta = 2.0 * regularisation if delta is None else delta
-        checks.positive_number("delta", delta)
         v = np.asarray(of_states.values)
-        before, last = (
-            jax.tree.map(lambda a, part=part: np.asarray(a)[part], states) for part in (slice(-1), slice(-1, None))
-        )
+        left = v @ np.linalg.inv(solves.inner(v, n * regularisation))
         following = np.concatenate([v[1:], of_states.features(last)])
-        inner = np.linalg.inv(solves.inner(v, len(v) * regularisation))
         both = np.array([regularisation, delta])
-        return cls(of_states.kernel, before, v @ inner, following.T @ v @ inner, v, following, of_observations, both)
+        return cls(kernel_state, before, left, following.T @ left, v, following, of_observations, both)
 
     def predict(self, weights: np.ndarray) -> np.ndarray:
         """Weights of the distribution one step later, without an observation.

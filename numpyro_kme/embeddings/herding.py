@@ -1,12 +1,11 @@
 """Kernel herding: samples that follow an embedding, of a probability or of a signed measure."""
 
-import jax
 import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels.base import Kernel, PointSet, num_points
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, take
 
 
 @numpy_function
@@ -35,5 +34,5 @@ def herd(kernel: Kernel, embedding_values: Array, candidates: PointSet, num_samp
     total, chosen = np.zeros(len(embedding_values)), np.empty(num_samples, np.int64)
     for i in range(num_samples):
         chosen[i] = best = np.argmax(embedding_values - total / (i + 1))
-        total += np.asarray(kernel.gram(jax.tree.map(lambda leaf, at=best: leaf[at][None], candidates), candidates))[0]
+        total += np.asarray(kernel.gram(take(candidates, [best]), candidates))[0]
     return chosen

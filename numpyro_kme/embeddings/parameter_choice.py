@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
-from numpyro_kme.kernels.base import Kernel, PointSet, num_points
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, take
 from numpyro_kme.kernels.low_rank import LowRank
 
 
@@ -86,14 +86,9 @@ def kernel_bayes_candidates(
         delta_ratios: `delta` as multiples of `eps`.
     """
     both = [(s, s) for s in scales_x] if scales_y is None else list(product(scales_x, scales_y))
-    return [
-        KernelBayesSettings(
-            scaled_kernel(kernel_x, a), scaled_kernel(kernel_y, b), float(epsilon), float(ratio * epsilon)
-        )
-        for a, b in both
-        for epsilon in regularisations
-        for ratio in delta_ratios
-    ]
+    kernels = [(scaled_kernel(kernel_x, a), scaled_kernel(kernel_y, b)) for a, b in both]
+    each = product(kernels, regularisations, delta_ratios)
+    return [KernelBayesSettings(*pair, float(epsilon), float(ratio * epsilon)) for pair, epsilon, ratio in each]
 
 
 def scaled_kernel(kernel: Kernel, factor: float) -> Kernel:
@@ -202,15 +197,14 @@ def _held_out(settings, of_x, of_y, fold, phi):
     return rest, posterior_weights(mu, of_y[rest], delta, phi)[0]
 
 
-def _factors(tolerance: float, max_rank: int | None = None) -> Callable[[Kernel, PointSet], LowRank]:
+def _factors(tolerance: float) -> Callable[[Kernel, PointSet], LowRank]:
     """`LowRank.fit` that factorises once for each kernel and sample."""
-    made: dict[Any, LowRank] = {}
+    made: dict[tuple[int, int], LowRank] = {}
 
     def factor(kernel, points):
-        leaves, structure = jax.tree.flatten(kernel)
-        key = id(points), structure, *(np.asarray(leaf).tobytes() for leaf in leaves)
+        key = id(kernel), id(points)
         if key not in made:
-            made[key] = LowRank.fit(kernel, points, tolerance=tolerance, max_rank=max_rank)
+            made[key] = LowRank.fit(kernel, points, tolerance=tolerance)
         return made[key]
 
     return factor
@@ -246,17 +240,12 @@ def choose_by_holdout(
         num_points(observations) == length,
         f"`states` and `observations` must be one path; got {length} and {num_points(observations)} points.",
     )
-    middle = length // 2
-    states, observations = jax.tree.map(np.asarray, (states, observations))
-    parts = slice(middle), slice(middle, None), slice(middle - 1)
-    (path, _), (truth, new), (before, before_seen) = (
-        jax.tree.map(lambda leaf, part=part: leaf[part], (states, observations)) for part in parts
+    (path, seen), (truth, new) = (
+        take((states, observations), part) for part in (slice(length // 2), slice(length // 2, None))
     )
-    factor = _factors(tolerance, max_rank)
 
     def error(one):
-        of_states, of_observations = factor(one.kernel_x, before), factor(one.kernel_y, before_seen)
-        found = KernelBayesFilter.from_factors(path, of_states, of_observations, one.regularisation, delta=one.delta)
+        found = one.filter(path, seen, tolerance=tolerance, max_rank=max_rank)
         weights = found.filter(new, normalise=normalise)
         decoded = found.modes(weights) if modes else found.means(weights)
         return np.sum(np.square(decoded - truth)) / len(decoded)

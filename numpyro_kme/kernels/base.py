@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import field, fields
+from operator import itemgetter
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
@@ -102,7 +103,7 @@ class Kernel:
 
     def point(self, y: Any) -> Any:
         """Read one array `(*event)` as one point."""
-        return jax.tree.map(lambda leaf: leaf[0], self.points(y[None]))
+        return take(self.points(y[None]), 0)
 
     def log_integral(self, dim: int) -> jax.Array:
         """Logarithm of `int k(a, b) da` over `R^dim`, where it exists and does not depend on `b`.
@@ -129,11 +130,11 @@ class Batched(Kernel):
 
     def pair(self, a, b):
         """Value for one pair of points."""
-        return self.gram(*jax.tree.map(lambda leaf: leaf[None], (a, b)))[0, 0]
+        return self.gram(take(a, None), take(b, None))[0, 0]
 
     def log_pair(self, a, b):
         """Logarithm for one pair of points."""
-        return self.log_gram(*jax.tree.map(lambda leaf: leaf[None], (a, b)))[0, 0]
+        return self.log_gram(take(a, None), take(b, None))[0, 0]
 
     def gram(self, x, y=None):
         """Matrix of kernel values."""
@@ -195,6 +196,11 @@ def num_points(points: PointSet) -> int:
         f"Points must be arrays that share their leading axis; got shapes {jax.tree.map(np.shape, points)}.",
     )
     return lengths.pop()[0]
+
+
+def take(points: PointSet, index: Any) -> PointSet:
+    """Some points, or one without its axis."""
+    return jax.tree.map(itemgetter(index), points)
 
 
 def pairwise(function, x: PointSet, y: PointSet) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme.kernels.base import Kernel, OfArrays, namespace, num_points, register
+from numpyro_kme.kernels.base import Kernel, OfArrays, namespace, num_points, register, take
 
 
 @register
@@ -80,7 +80,7 @@ class FromCallable(OfArrays, Kernel):
 
         def loop(x, y):
             x, y = jax.tree.map(np.asarray, (x, y))
-            return np.array([self._call(_pick(x, i), _pick(y, j)) for i, j in pairs], dtype).reshape(shape)
+            return np.array([self._call(take(x, i), take(y, j)) for i, j in pairs], dtype).reshape(shape)
 
         return solves.call_back(loop, shape, dtype, x, y, vmap_method="sequential") if traced else loop(x, y)
 
@@ -100,7 +100,3 @@ class FromCallable(OfArrays, Kernel):
 
 def _as_batch(leaf):
     return (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))[None]
-
-
-def _pick(points, i):
-    return jax.tree.map(lambda leaf: leaf[i], points)

@@ -1,8 +1,6 @@
 """A kernel on data sets, whose rows have no order, by their mean embeddings; and the rule that makes one."""
 
 from dataclasses import field
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import full_precision
 from numpyro_kme.kernels import gram
-from numpyro_kme.kernels.base import Batched, Kernel, PointSet, check_fields, namespace, register
+from numpyro_kme.kernels.base import Batched, Kernel, PointSet, check_fields, num_points, register
 from numpyro_kme.kernels.length_scales import SETS, LengthScaleRule, MedianHeuristic, RuleOfDistances, median_of_pairs
 from numpyro_kme.kernels.ragged import filled_up, lengths, may_end
 from numpyro_kme.kernels.stationary import Gaussian
@@ -57,61 +55,54 @@ class EmpiricalMeasure(Batched):
         rows, own = filled_up(x, first=True)
         return rows, own / own.sum(axis=1, keepdims=True)
 
-    def squared_mmd(self, x: PointSet, y: PointSet | None = None) -> Any:
+    def squared_mmd(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between batches of data sets; never negative."""
         x = _measures("x", x)
         y = x if y is None else _measures("y", y)
-        xp = namespace(self.inner, x, y)
-        x_own, y_own = (_each(_own, (self.inner,), batch) for batch in (x, y))
-        return xp.maximum(x_own[:, None] + y_own[None, :] - 2.0 * _each(_across, (self.inner, *y), x), 0.0)
+        x_own, y_own = (_self_terms(self.inner, *batch) for batch in (x, y))
+        return jnp.maximum(x_own[:, None] + y_own[None, :] - 2.0 * _cross_terms(self.inner, *x, *y), 0.0)
 
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between two batches of data sets."""
         return -0.5 * self.squared_mmd(x, y) / self.length_scale / self.length_scale
 
     def diagonal(self, x):
-        """Ones, in the precision of the kernel inside."""
+        """Ones."""
         rows, _ = _measures("x", x)
-        return 0.0 * self.inner.diagonal(rows[:, 0]) + 1.0
+        return jnp.ones(num_points(rows), rows.dtype)
 
 
 def _measures(name, batch):
     rows, weights = batch if isinstance(batch, tuple) else (batch, None)
-    xp = namespace(rows, weights)
-    rows = xp.asarray(rows, xp.result_type(rows, float))
+    rows = jnp.asarray(rows, jnp.result_type(rows, float))
     checks.require(
         rows.ndim == 3 and rows.shape[1] > 0,
         f"`{name}` must be a batch of data sets with shape (count, size, dim); got {rows.shape}. Rows of "
         "scalars need a last axis of length 1.",
     )
     if weights is None:
-        return rows, xp.full(rows.shape[:2], 1.0 / rows.shape[1], rows.dtype)
+        return rows, jnp.full(rows.shape[:2], 1.0 / rows.shape[1], rows.dtype)
     checks.shaped(f"weights of {name}", weights, rows.shape[:2], "per row")
     checks.sums_to_one(f"weights of {name}", weights)
-    return rows, xp.asarray(weights)
+    return rows, jnp.asarray(weights)
 
 
-def _own(inner, rows, weights):
-    return weights @ gram.matvec(inner, rows, rows, weights)
+@jax.jit
+def _self_terms(inner, rows, weights):
+    return jax.lax.map(jax.checkpoint(lambda one: gram.weighted_self_sum(inner, *one)), (rows, weights))
 
 
-def _across(inner, y_rows, y_weights, rows, weights):
-    """`sum_kl v_k w_jl h(x_k, y_jl)` of one set against each of `y`."""
-    values = gram.matvec(inner, y_rows.reshape(-1, y_rows.shape[-1]), rows, weights)
-    return (y_weights * values.reshape(y_weights.shape)).sum(axis=1)
-
-
-def _each(function, shared, batch):
-    """`function(*shared, *one)` of each set, one at a time."""
-    if namespace(shared, batch) is np:
-        return np.stack([function(*shared, *one) for one in zip(*batch)])
-    return _mapped(function, shared, batch)
-
-
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 @full_precision
-def _mapped(function, shared, batch):
-    return jax.lax.map(jax.checkpoint(lambda one: function(*shared, *one)), batch)
+def _cross_terms(inner, x_rows, x_weights, y_rows, y_weights):
+    """`sum_kl v_ik w_jl h(x_ik, y_jl)`, one set of `x` at a time against all rows of `y`."""
+    flat = y_rows.reshape(-1, y_rows.shape[-1])
+
+    @jax.checkpoint
+    def against(one):
+        return jnp.sum(y_weights * gram.matvec(inner, flat, *one).reshape(y_weights.shape), axis=1)
+
+    return jax.lax.map(against, (x_rows, x_weights))
 
 
 @frozen

@@ -1,7 +1,6 @@
 """Gram matrices: squared distances, products with vectors, and sums over pairs in tiles, by NumPy or JAX."""
 
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import full_precision
-from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points
+from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points, take
 
 TILE = 256
 """Points along each side of a tile."""
@@ -133,7 +132,7 @@ def matvec(kernel: Kernel, x: PointSet, y: PointSet, vectors: Any) -> Any:
     n, rows = num_points(x), max(1, ENTRIES // num_points(y))
     if namespace(kernel, x, y, vectors) is jnp:
         return _matvec(kernel, x, y, vectors, rows)
-    blocks = (jax.tree.map(itemgetter(slice(start, start + rows)), x) for start in range(0, n, rows))
+    blocks = (take(x, slice(start, start + rows)) for start in range(0, n, rows))
     return np.concatenate([np.asarray(kernel.gram(block, y)) @ vectors for block in blocks])
 
 
@@ -179,8 +178,7 @@ def weighted_sum_and_rest(
     @jax.checkpoint
     def add(carry, tile):
         row, column, multiple = tile
-        a, left = jax.tree.map(lambda leaf: leaf[row], x_blocks)
-        b, right = jax.tree.map(lambda leaf: leaf[column], y_blocks)
+        (a, left), (b, right) = take(x_blocks, row), take(y_blocks, column)
         return two_sum(*carry, (multiple * (left @ kernel.gram(a, b) @ right)).astype(dtype)), None
 
     multiples = np.where(own & (rows != columns), 2.0, 1.0)

@@ -10,7 +10,7 @@ from scipy.linalg.lapack import dpstrf
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
+from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register, take
 
 TOLERANCE = 1e-10
 """Relative to the largest diagonal entry; small enough that what is left out is far below any regularisation here."""
@@ -68,11 +68,11 @@ class LowRank:
         stop, diagonal = max(tolerance, rounding(values.dtype)) * values.max(), values.astype(np.float64)
 
         def columns(some):
-            return np.asarray(kernel.gram(points, jax.tree.map(lambda leaf: leaf[some], points)), np.float64)
+            return np.asarray(kernel.gram(points, take(points, some)), np.float64)
 
         values, chosen = by_columns(columns, diagonal, stop, max_rank)
         rest = np.maximum(diagonal - np.square(values).sum(axis=1), 0.0)
-        pivots = jax.tree.map(lambda leaf: leaf[chosen], points)
+        pivots = take(points, chosen)
         inverse = np.linalg.solve(values[chosen], np.eye(len(chosen)))
         return cls(jax.tree.map(np.asarray, kernel), pivots, inverse, values, np.asarray(rest.max()))
 

@@ -271,12 +271,6 @@ BAD = {
         lambda path: changed(path, lambda h: (h["value"]["fields"].pop("x"), h["numpyro_kme"].update(version="0.9"))),
         r"simulations.kme, written by numpyro_kme 0\.9, holds a Simulations with the fields",
     ),
-    "no NumPyro": (
-        lambda path: changed(
-            path, lambda h: h["value"]["fields"].update(x={"numpyro": ["os", "system"], "fields": {}})
-        ),
-        "holds a os.system, which the installed NumPyro does not have",
-    ),
     "no array": (lambda path: changed(path, lambda h: h["value"]["fields"].update(x={"array": 99})), "is damaged"),
 }
 
