@@ -259,6 +259,6 @@ def _members(value: Any) -> Mapping[str, Any]:
         return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else value._asdict()
     found = compat.fields(value)
     if found is None:
-        params, (names, rest) = value.tree_flatten()
+        params, (names, rest) = value.tree_flatten()  # type: ignore[attr-defined]
         found = {**dict(zip(names, params)), **rest}
     return found
