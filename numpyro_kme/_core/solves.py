@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from threading import Lock
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
 from threadpoolctl import threadpool_limits
@@ -153,10 +151,8 @@ def require_resolved(added: float, trace: float, what: str) -> None:
     )
 
 
-def cho_solve(factor: Array, b: Array) -> Any:
-    """Solve `A x = b` given the lower Cholesky factor of `A`, by NumPy where both are its arrays."""
-    if isinstance(factor, np.ndarray) and isinstance(b, np.ndarray):
-        return scipy.linalg.cho_solve((factor, True), b, check_finite=False)
+def cho_solve(factor: ArrayLike, b: ArrayLike) -> jax.Array:
+    """Solve `A x = b` given the lower Cholesky factor of `A`."""
     return jax.scipy.linalg.cho_solve((jnp.asarray(factor), True), jnp.asarray(b))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
@@ -201,7 +202,7 @@ class ConditionalMeanEmbedding:
     def weights(self, theta: PointSet) -> Any:
         """Weights `a_j(theta_i)`, `(r, m)`, for parameters `(r, dim)`. Cost: `r m^2`."""
         checks.sound("theta", theta)
-        return solves.cho_solve(self.factor, self.kernel.gram(self.inputs, theta)).T
+        return self._solve(self.kernel.gram(self.inputs, theta)).T
 
     def expectation(self, values: Array, theta: PointSet) -> Any:
         """Estimate `E[f(X) | theta_i]`, `(r, *event)`, from values `f(x_j)`, `(m, *event)`."""
@@ -209,8 +210,14 @@ class ConditionalMeanEmbedding:
         _require_values("values", values, m)
         checks.sound("theta", theta)
         values = np.asarray(values) if checks.is_concrete(values) else values
-        coefficients = solves.cho_solve(self.factor, values.reshape(m, -1))
+        coefficients = self._solve(values.reshape(m, -1))
         return gram.matvec(self.kernel, theta, self.inputs, coefficients).reshape(-1, *values.shape[1:])
+
+    def _solve(self, columns):
+        """`(L + m lam I)^-1 b`, by NumPy for its arrays."""
+        if namespace(self.factor, columns) is jnp:
+            return solves.cho_solve(self.factor, columns)
+        return scipy.linalg.cho_solve((self.factor, True), columns)
 
 
 def _require_values(name, values, n):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.optimize import minimize_scalar
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
@@ -154,7 +154,9 @@ def _search(table, landmarks, reach, median) -> LearntLengthScale:
         scale = np.exp(log_scale)
         with np.errstate(all="ignore"):
             volume = _log_volumes(*_features(table, landmarks, scale)).sum()
-            noise = minimize_scalar(lambda t: loss(scale, np.exp(t)), bounds=np.log([1e-2, 10.0]), method="bounded")
+            noise = scipy.optimize.minimize_scalar(
+                lambda t: loss(scale, np.exp(t)), bounds=np.log([1e-2, 10.0]), method="bounded"
+            )
         value = volume - noise.fun
         return np.exp(noise.x), value if np.isfinite(value) else -np.inf
 
@@ -175,7 +177,7 @@ def _search(table, landmarks, reach, median) -> LearntLengthScale:
         np.linalg.LinAlgError,
     )
     around = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
-    refined = minimize_scalar(lambda log_scale: -at(log_scale)[1], bounds=around, method="bounded").x
+    refined = scipy.optimize.minimize_scalar(lambda log_scale: -at(log_scale)[1], bounds=around, method="bounded").x
     log_scale = max(refined, tried[best], key=lambda log_scale: at(log_scale)[1])
     noise, value = at(log_scale)
     return LearntLengthScale(

@@ -24,6 +24,7 @@ def gaussian(a, b, scale):
     return np.exp(-0.5 * cdist(a, b, "sqeuclidean") / scale**2)
 
 
+@pytest.mark.x64
 @pytest.mark.smoke
 def test_k2_abc_by_a_double_loop(rng):
     theta = rng.normal(size=40)
@@ -111,6 +112,7 @@ def test_similarity_is_the_mean_kernel(estimator, rng):
     )
 
 
+@pytest.mark.x64
 def test_dissimilarities_by_a_double_loop(rng):
     """The second sets in rows, the first in columns, with other numbers of points in each; far sets are equally far."""
     x, y = rng.normal(size=(4, 7, 2)), rng.normal(size=(3, 5, 2))

@@ -314,6 +314,7 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
         make(conjugate, length_scale=rule, **given)
 
 
+@pytest.mark.x64
 @pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 def test_k2abc_by_a_double_loop(sets, rng):
     y = 0.5 + rng.normal(size=20)
