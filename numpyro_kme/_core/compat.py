@@ -1,4 +1,13 @@
-"""Names of NumPyro and JAX that are not documented as public, in one place."""
+"""Names of NumPyro and JAX that are not documented as public, in one place.
+
+Three of NumPyro's are private. They are looked up where they are used: a NumPyro without one raises an error there that
+says so, and everything else works.
+
+- `primitives._PYRO_STACK`, the handlers around: sites that a handler makes (`handlers.surrogate`, `soft_abc`), and
+  plates around a learnt likelihood;
+- `MaskedDistribution._mask`: masks on the site of a simulator;
+- `ops.provenance.eval_provenance`: whether weights in a model depend on its latents.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +18,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from numpyro import primitives
 from numpyro.distributions.distribution import Distribution, ExpandedDistribution, Independent, MaskedDistribution
-from numpyro.ops.provenance import eval_provenance
-from numpyro.primitives import _PYRO_STACK, Messenger, plate
+from numpyro.ops import provenance
+from numpyro.primitives import Messenger, plate
+
+from numpyro_kme._core import checks
 
 try:
     from jax._src.core import trace_state_clean as nothing_is_traced
@@ -23,6 +36,18 @@ except ImportError:  # a JAX that has it elsewhere
     def nothing_is_traced() -> bool:
         """Never known, so that the gateway (`host`) takes a thread each time: slower, with the same results."""
         return False
+
+
+def _private(owner: Any, name: str) -> Any:
+    """What NumPyro has under a private name."""
+    if not hasattr(owner, name):
+        where = getattr(owner, "__name__", type(owner).__name__)
+        raise checks.explained(
+            f"NumPyro {numpyro.__version__} has no {where}.{name}, which this model needs here. Install NumPyro 0.22, "
+            "and report the version that lacks it.",
+            NotImplementedError,
+        )
+    return getattr(owner, name)
 
 
 WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)
@@ -38,7 +63,7 @@ def innermost(fn: Distribution) -> Distribution:
 def rewrapped(fn: Distribution, replace: Callable[[Distribution], Distribution]) -> Distribution:
     """`fn` with its innermost distribution replaced and the same wrappers put back around it."""
     if isinstance(fn, MaskedDistribution):
-        return rewrapped(fn.base_dist, replace).mask(fn._mask)
+        return rewrapped(fn.base_dist, replace).mask(_private(fn, "_mask"))
     if isinstance(fn, Independent):
         return rewrapped(fn.base_dist, replace).to_event(fn.reinterpreted_batch_ndims)
     if isinstance(fn, ExpandedDistribution):
@@ -63,8 +88,9 @@ def mask(fn: Distribution) -> np.ndarray | jax.Array:
     found: np.ndarray | jax.Array = np.ones(batch_shape, bool)
     while isinstance(fn, WRAPPERS):
         if isinstance(fn, MaskedDistribution):
-            traced = isinstance(fn._mask, jax.core.Tracer)
-            own = fn._mask if traced else np.asarray(fn._mask)
+            own = _private(fn, "_mask")
+            traced = isinstance(own, jax.core.Tracer)
+            own = own if traced else np.asarray(own)
             inside_event = (1,) * (fn.event_dim - event_dim)
             found = found & (jnp if traced else np).broadcast_to(own.reshape(own.shape + inside_event), batch_shape)
         fn = fn.base_dist
@@ -85,18 +111,19 @@ def log_prob(site) -> jax.Array:
 def outside(handler: Messenger) -> Iterator[None]:
     """While a handler makes a site of its own: as if it were made outside of the handler, so that no mask, scale, plate
     or scope inside has a part in it."""
-    place = next(i for i, known in enumerate(_PYRO_STACK) if known is handler)
-    inside = _PYRO_STACK[place:]
-    del _PYRO_STACK[place:]
+    stack = _private(primitives, "_PYRO_STACK")
+    place = next(i for i, known in enumerate(stack) if known is handler)
+    inside = stack[place:]
+    del stack[place:]
     try:
         yield
     finally:
-        _PYRO_STACK.extend(inside)
+        stack.extend(inside)
 
 
 def plate_depth() -> int:
     """How many dimensions of calls the plates around have."""
-    return max((-known.dim for known in _PYRO_STACK if isinstance(known, plate)), default=0)
+    return max((-known.dim for known in _private(primitives, "_PYRO_STACK") if isinstance(known, plate)), default=0)
 
 
 class shielded(Messenger):
@@ -110,7 +137,7 @@ class shielded(Messenger):
 
 def depends_on(function: Callable, latents: dict[str, jax.Array]) -> tuple[str, ...]:
     """The latents that a pytree of arrays `function(latents)` depends on."""
-    found = eval_provenance(lambda **given: function(given), **latents)
+    found = _private(provenance, "eval_provenance")(lambda **given: function(given), **latents)
     behind = frozenset().union(*jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, frozenset)))
     return tuple(name for name in latents if name in behind)
 
