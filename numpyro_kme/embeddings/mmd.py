@@ -140,7 +140,7 @@ class Quadratic(Estimator):
     def similarity(self, x, y):
         """The mean over all pairs."""
         w, v = gram.uniform_weights(x), gram.uniform_weights(y)
-        return gram.weighted_sum(self.kernel, jnp.asarray(x), w, jnp.asarray(y), v)
+        return sum(gram.weighted_sum_and_rest(self.kernel, jnp.asarray(x), w, jnp.asarray(y), v))
 
 
 @register

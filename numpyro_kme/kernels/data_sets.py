@@ -89,7 +89,7 @@ def _measures(name, batch):
 
 @jax.jit
 def _self_terms(inner, rows, weights):
-    return jax.lax.map(jax.checkpoint(lambda one: gram.weighted_self_sum(inner, *one)), (rows, weights))
+    return jax.lax.map(jax.checkpoint(lambda one: sum(gram.weighted_sum_and_rest(inner, *one))), (rows, weights))
 
 
 @jax.jit

@@ -146,16 +146,6 @@ def _matvec(kernel, x, y, vectors, rows):
     return product.reshape(-1, *product.shape[2:])[:n]
 
 
-def weighted_sum(kernel: Kernel, x: PointSet, v: jax.Array, y: PointSet, w: jax.Array) -> jax.Array:
-    """Scalar `sum_ij v_i w_j k(x_i, y_j)`."""
-    return sum(weighted_sum_and_rest(kernel, x, v, y, w))
-
-
-def weighted_self_sum(kernel: Kernel, x: PointSet, w: jax.Array) -> jax.Array:
-    """Scalar `sum_ij w_i w_j k(x_i, x_j)` of a symmetric kernel."""
-    return sum(weighted_sum_and_rest(kernel, x, w))
-
-
 @jax.jit
 @full_precision
 def weighted_sum_and_rest(
