@@ -11,7 +11,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import in_blocks, jitted
 from numpyro_kme.bootstrap.replicates import Replicates
-from numpyro_kme.bootstrap.search import HARMLESS
+from numpyro_kme.bootstrap.rounds import HARMLESS
 from numpyro_kme.bootstrap.weights import DirichletProcess, Reweightings, draw_reweightings, with_full_data
 from numpyro_kme.kernels.base import num_points
 from numpyro_kme.losses.base import Loss

@@ -4,8 +4,9 @@ import jax
 import numpy as np
 
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.keys import data_of, fold_in, split
-from numpyro_kme.bootstrap.search import BASINS, FOLLOWED, PROPOSALS, STEPS, BootstrapProblem, Explored, Look, explore
+from numpyro_kme._core.keys import child, data_of, fold_in, split
+from numpyro_kme.bootstrap.look import BootstrapProblem, Look
+from numpyro_kme.bootstrap.rounds import Explored, explore
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings, with_full_data
 
 NUM_PILOTS = 128
@@ -67,10 +68,10 @@ def emulated_bootstrap(
     reweightings = with_full_data(draw_reweightings(weights_key, problem.data, process, ids), problem.size)
     look = Look.at_prior(problem)
     anchors = _anchors(anchor_key, look, reweightings, np.append(PILOT - 1, ids), prior_draws)
-    number, found = len(problem.prior) + FOLLOWED**2 + BASINS * STEPS * PROPOSALS, list[Explored]()
-    for region in look.regions(reweightings.weights[: 1 + NUM_PILOTS]):
+    found = list[Explored]()
+    for i, region in enumerate(look.regions(child(problem.rng_key, 1), reweightings.weights[: 1 + NUM_PILOTS])):
         if not any(one.region.holds(region.center) for one in found):
-            explored, number = explore(problem, region, reweightings, anchors, NUM_PILOTS, number)
+            explored = explore(problem, region, reweightings, anchors, NUM_PILOTS, child(problem.rng_key, 2 + i))
             found += [explored] * (not any(one.region.holds(explored.region.center) for one in found))
     best = np.argmin([one.minima.total for one in found], axis=0)
 

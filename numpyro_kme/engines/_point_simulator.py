@@ -28,20 +28,18 @@ class PointSimulator(Recomputed):
         arguments: `x (D, p) -> (D, A)`, the simulator's arguments at parameters; with covariates `(D, n, A)`.
         simulator: The simulator, for one data point.
         plan: How a black box is run.
-        rng_key: Noise. Point `i` of all that are ever simulated has noise of its own.
     """
 
     arguments: Callable[[np.ndarray], np.ndarray]
     simulator: Simulator
     plan: Plan
-    rng_key: jax.Array
 
-    def __call__(self, x: np.ndarray, number: int, num_nodes: int, rows: np.ndarray | None = None) -> np.ndarray:
+    def __call__(self, rng_key: jax.Array, x: np.ndarray, num_nodes: int, rows: np.ndarray | None = None) -> np.ndarray:
         """Simulate `num_nodes` points at each of the parameters `(D, p)`, and with covariates for each data point.
 
         Args:
+            rng_key: Makes noise, of its own for each of the parameters.
             x: Parameters.
-            number: How many parameters have been simulated before.
             num_nodes: A power of two.
             rows: With covariates, some of the data points by number.
         Returns:
@@ -51,15 +49,15 @@ class PointSimulator(Recomputed):
         arguments = arguments if rows is None else arguments[:, rows]
         lead, dim = arguments.shape[:-1], arguments.shape[-1]
         flat = np.ascontiguousarray(arguments.reshape(-1, dim))
-        numbers = np.uint32(number * (len(flat) // len(x))) + np.arange(len(flat), dtype=np.uint32)
         simulate = self._black_box if self.simulator.black_box else self._compiled
-        return simulate(flat, numbers, num_nodes).reshape(*lead, num_nodes, *self.simulator.event_shape)
+        return simulate(rng_key, flat, num_nodes).reshape(*lead, num_nodes, *self.simulator.event_shape)
 
-    def _compiled(self, flat, numbers, num_nodes):
+    def _compiled(self, rng_key, flat, num_nodes):
+        numbers = np.arange(len(flat), dtype=np.uint32)
         nodes = np.tile(np.arange(num_nodes, dtype=np.uint32), len(flat))
         rows = np.repeat(numbers, num_nodes), nodes, np.repeat(flat, num_nodes, axis=0)
         size = np.uint32(num_nodes)
-        return programs.in_blocks(lambda block: self._program(self.rng_key, size, *block), rows, TOGETHER)
+        return programs.in_blocks(lambda block: self._program(rng_key, size, *block), rows, TOGETHER)
 
     @cached_property
     def _call(self) -> Call:
@@ -71,11 +69,10 @@ class PointSimulator(Recomputed):
         even = accepts(self._call.fn, *self._call.zeros)
         return Program(partial(_simulate, self._call, even), thorough=True)
 
-    def _black_box(self, flat, numbers, num_nodes):
+    def _black_box(self, rng_key, flat, num_nodes):
         draws = Draws({}, {"x": np.repeat(flat, num_nodes, axis=0)}, {})
-        key = jax.random.fold_in(self.rng_key, numbers[0])
         with progress.steps("simulating", len(flat) * num_nodes, self.plan.progress_bar) as bar:
-            return Run(key, "x", self.simulator, draws, self.plan, bar, None).all()[0]
+            return Run(rng_key, "x", self.simulator, draws, self.plan, bar, None).all()[0]
 
 
 def _simulate(call: Call, even: bool, rng_key, num_nodes, numbers, nodes, arguments):

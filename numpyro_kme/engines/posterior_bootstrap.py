@@ -15,8 +15,9 @@ from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import pieces
 from numpyro_kme.bootstrap.generic import minimised_bootstrap
 from numpyro_kme.bootstrap.least_squares import Anchor, Targets
+from numpyro_kme.bootstrap.look import BootstrapProblem, some_points
 from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap
-from numpyro_kme.bootstrap.search import HARMLESS, BootstrapProblem, some_points
+from numpyro_kme.bootstrap.rounds import HARMLESS
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines._point_simulator import PointSimulator
@@ -123,7 +124,7 @@ class PosteriorBootstrap(Engine):
             published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
             `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's
             standard deviations there: what the data leave open spreads as the prior does. The `loss_scale` makes the
-            loss a log-likelihood (`bootstrap.search.loss_scale`). Exact for linear models with normal noise and normal
+            loss a log-likelihood (`bootstrap.rounds.loss_scale`). Exact for linear models with normal noise and normal
             priors.
         prior_draws: `z` is the best, by the replicate's loss, of this many draws of the prior. With 1 the prior counts
             in every direction; with many (the published starts are the best of 500) only where the data say nothing,
@@ -182,7 +183,7 @@ class PosteriorBootstrap(Engine):
         return Plan(1, executor=self.executor, timeout=self.timeout, progress_bar=self.progress_bar)
 
     def _infer(self, rng_key, args, kwargs):
-        prior_key, run_key, design_key, noise_key = split(rng_key, 4)
+        prior_key, run_key, search_key = split(rng_key, 3)
         iid = IidModel.read(self.model, args, kwargs)
         covariates = iid.covariates(self.covariates)
         data = iid.data.astype(np.float64) if covariates is None else (covariates, iid.data.astype(np.float64))
@@ -196,7 +197,7 @@ class PosteriorBootstrap(Engine):
         process = self._process(iid, covariates)
         starts = iid.starts(prior_key, max(PRIOR_DRAWS, TIMES * self.prior_draws))
         if loss.is_squared_distance(data):
-            problem = self._problem(iid, loss, data, starts, design_key, noise_key)
+            problem = self._problem(search_key, iid, loss, data, starts)
             losses = partial(_emulated_losses, problem)
             found = emulated_bootstrap(run_key, problem, process, self.num_samples, self.prior_draws)
         else:
@@ -224,7 +225,7 @@ class PosteriorBootstrap(Engine):
         )
         return None, posterior
 
-    def _problem(self, iid: IidModel, loss: Loss, data, starts: np.ndarray, design_key, noise_key) -> BootstrapProblem:
+    def _problem(self, rng_key, iid: IidModel, loss: Loss, data, starts: np.ndarray) -> BootstrapProblem:
         """The bootstrap of a squared distance, with parameters in units of the prior."""
         simulator = iid.one_call()
         have, want = iid.data.shape[1:], simulator.event_shape
@@ -239,7 +240,7 @@ class PosteriorBootstrap(Engine):
         prior = (starts - center) / width
         box = np.where(iid.bounded, REACH * np.quantile(prior, [0.05, 0.95], axis=0), [[-np.inf], [np.inf]])
         return BootstrapProblem(
-            simulate=PointSimulator(_Arguments(iid, center, width), simulator, self.plan, noise_key),
+            simulate=PointSimulator(_Arguments(iid, center, width), simulator, self.plan),
             loss=loss,
             data=data,
             fit_proportion=getattr(loss, "fit_proportion", False),
@@ -250,7 +251,7 @@ class PosteriorBootstrap(Engine):
             high=box[1],
             prior_weight=self.prior_weight,
             num_nodes=self.num_nodes,
-            rng_key=design_key,
+            rng_key=rng_key,
             progress_bar=self.progress_bar,
         )
 
@@ -313,7 +314,7 @@ def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Arra
 def _emulated_losses(problem: BootstrapProblem, u: np.ndarray) -> np.ndarray:
     """Losses of the full data, by simulation."""
     x, equal = (u - problem.center) / problem.width, np.full((1, problem.size), 1.0 / problem.size)
-    points = np.concatenate([problem.simulate(row[None], 0, problem.nodes) for row in x])
+    points = np.concatenate([problem.simulate(problem.rng_key, row[None], problem.nodes) for row in x])
     embedding = problem.loss.embedding(problem.data, some_points(problem.data, points), 1000)
     models = embedding.model(points, equal if problem.has_covariates else None)[:, 0]
     data = np.broadcast_to(embedding.data(equal), models.shape)
