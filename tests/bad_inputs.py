@@ -342,7 +342,7 @@ def learnt_summary(x=ROWS_OF_SETS, targets=THETA, kernel=ON_SETS, y=ROWS_OF_SETS
 
 
 def ridge_weights(inputs=X, kernel=WIDE, regularisation=0.1, t=X[:2], **settings):
-    return kme.kernels.LowRankRidge.fit(kernel, inputs, regularisation, **settings).weights(t)
+    return kme.embeddings.ConditionalMeanEmbedding.fit(kernel, inputs, regularisation, **settings).weights(t)
 
 
 def recursive(
@@ -524,7 +524,7 @@ add(
 
 
 def ridge(inputs=POINTS, regularisation=0.1):
-    return kme.embeddings.ConditionalMeanEmbedding.fit(WIDE, inputs, regularisation).factor
+    return kme.embeddings.ConditionalMeanEmbedding.fit(WIDE, inputs, regularisation).left
 
 
 add("functions", "NaN", lambda: ridge(spoilt(POINTS, NAN)), "`inputs` has 2 entries")

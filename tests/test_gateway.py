@@ -223,8 +223,7 @@ DOORS = {
         kme.embeddings.KernelBayesFilter.fit(GAUSSIAN, GAUSSIAN, z, x, 0.1, delta=0.1).filter(x[:2])
     ),
     "LowRank.fit": lambda z, x: LowRank.fit(GAUSSIAN, z).values,
-    "LowRankRidge.fit": lambda z, x: kme.kernels.LowRankRidge.fit(GAUSSIAN, z, 0.1).weights(z[:2]),
-    "ConditionalMeanEmbedding.fit": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(GAUSSIAN, z, 0.1).factor,
+    "ConditionalMeanEmbedding.fit": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(GAUSSIAN, z, 0.1).left,
     "DistributionRegression.fit": lambda z, x: kme.abc.DistributionRegression.fit(GAUSSIAN, x, z, 0.1).predict(x[:2]),
     "discrepancies_to, a function": lambda z, x: (
         kme.abc.discrepancies_to(x[0], x, lambda a, b: jnp.sum(jnp.square(a - b)))
@@ -251,7 +250,7 @@ DOORS = {
     "herd": lambda z, x: kme.herd(GAUSSIAN, z[:, 0], z, 3),
     "Gaussian(length_scale=z)": lambda z, x: kme.embeddings.ConditionalMeanEmbedding.fit(
         kernels.Gaussian(z[0] ** 2 + 1.0), x, 0.1
-    ).factor,
+    ).left,
 }  # fmt: skip
 
 

@@ -14,10 +14,9 @@ from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.abc.weighting import with_unit_sum
 from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.kernels import low_rank, median_heuristic, median_heuristic_per_dimension
 from numpyro_kme.kernels.base import Kernel, num_points
-from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.samplers.importance import effective_size
 
@@ -163,7 +162,8 @@ def _weights(theta, x, y, kernel, regularisation, tolerance) -> np.ndarray:
     m = len(theta)
     checks.require(num_points(x) == m, f"`theta` and `x` must have as many rows; got {m} and {num_points(x)}.")
     epsilon = 0.01 / np.sqrt(m) if regularisation is None else regularisation
-    return with_unit_sum(LowRankRidge.fit(kernel, x, epsilon, tolerance=tolerance).weights(y)[0], NAME, ADVICE)
+    fitted = ConditionalMeanEmbedding.fit(kernel, x, epsilon, tolerance=tolerance)
+    return with_unit_sum(np.asarray(fitted.weights(y)[0], np.float64), NAME, ADVICE)
 
 
 def _candidates(rng_key, theta, scale, number) -> np.ndarray:

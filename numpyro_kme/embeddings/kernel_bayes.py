@@ -7,10 +7,10 @@ from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
-from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
+from numpyro_kme.kernels.low_rank import LowRank
 
 
 def kernel_sum_rule(
@@ -54,7 +54,7 @@ def conditional_embedding(
 
     $v = (G_Y + n \varepsilon I)^{-1} k_Y(y)$.
 
-    For many observations and no embeddings, `LowRankRidge` and, dense, `ConditionalMeanEmbedding` factorise once.
+    For many observations, `ConditionalMeanEmbedding` factorises once.
 
     Args:
         kernel_x: Kernel of the result.
@@ -69,8 +69,8 @@ def conditional_embedding(
     """
     checks.concrete(x=x, y=y, observed=observed, regularisation=regularisation)
     _joint(x, y)
-    fitted = LowRankRidge.fit(kernel_y, y, regularisation, tolerance=tolerance)
-    return _found(kernel_x, x, fitted.weights(_one(observed))[0])
+    fitted = ConditionalMeanEmbedding.fit(kernel_y, y, regularisation, tolerance=tolerance)
+    return _found(kernel_x, x, numpy_function(ConditionalMeanEmbedding.weights)(fitted, _one(observed))[0])
 
 
 @register

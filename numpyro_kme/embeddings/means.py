@@ -5,15 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.host import full_precision, numpy_function
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels import gram
+from numpyro_kme.kernels import gram, low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points, register
-from numpyro_kme.kernels.low_rank import rounding
+from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -157,67 +156,66 @@ class MeanEmbedding:
 
 @register
 class ConditionalMeanEmbedding:
-    r"""Conditional mean embedding: `E[f(X) | theta]` as a weighted sum of `f(x_j)` over simulated pairs.
+    r"""Conditional mean embedding: $E[f(X) \mid t] \approx \sum_j v_j(t) f(x_j)$ from simulated pairs $(t_j, x_j)$.
 
-    `E[f(X) | theta] ~ sum_j a_j(theta) f(x_j)`, `a(theta) = (L + m lam I)^-1 l(theta)`, with
-    `L_ij = l(theta_i, theta_j)` and `l(theta) = (l(theta_j, theta))_j`: ridge regression with outputs in the
-    space of another kernel, equal to the posterior mean of a Gaussian process with covariance `l` and noise
-    variance `m lam`. The weights are signed, do not sum to one, and fade to 0 far from the inputs. Make one
-    with `fit`.
+    $v(t) = (G + n \lambda I)^{-1} k(t)$, with $G_{ij} = k(t_i, t_j)$ and $k(t) = (k(t_j, t))_j$: ridge regression with
+    outputs in the space of another kernel, equal to the posterior mean of a Gaussian process with covariance `k` and
+    noise variance `n lam`. With a low-rank factor $G = U U^\top$, by Woodbury's formula,
+    $v(t) = U (U^\top U + n \lambda I)^{-1} \phi(t)$. The weights are signed, do not sum to one, and fade to 0 far from
+    the inputs. Make one with `fit`.
 
-    The factor is float64, and so is all that follows from arrays of NumPy. Weights in float32 carry an error of about
-    `1e-7 / lam`; `expectation` of values that are not traced solves in float64 first and loses less.
+    What is learnt is float64, and so is all that follows from arrays of NumPy. Weights in float32 carry an error of
+    about `1e-7 / lam`; `expectation` of values that are not traced solves in float64 first and loses less.
 
+    Args:
+        right: Features `phi` of inputs, by pivots `P`: `phi(t) = W k(P, t)`.
+        left: `W' (U'U + n lam I)^-1 U'`, `(r, n)`: weights are `k(t, P)` times it.
+        regularisation: `lam`.
     References: Song et al. (2009), ICML; Grunewalder et al. (2012), ICML.
     """
 
-    kernel: Kernel
-    inputs: PointSet
-    factor: Array
-    regularisation: ArrayLike
+    right: LowRank
+    left: Array
+    regularisation: Array
 
     @classmethod
-    @numpy_function
-    def fit(cls, kernel: Kernel, inputs: PointSet, regularisation: float) -> "ConditionalMeanEmbedding":
-        """Factorise `L + m lam I` on the host, in float64.
+    def fit(
+        cls, kernel: Kernel, inputs: PointSet, regularisation: float, *, tolerance: float = low_rank.TOLERANCE
+    ) -> "ConditionalMeanEmbedding":
+        """Factorise.
 
         Args:
-            kernel: `l`, positive definite, with concrete hyperparameters.
-            inputs: `(m, dim)`, `theta_j`, concrete.
-            regularisation: `lam > 0`; `m^-1/2` is the rate of theory, 1e-3 to 1e-1 the usual range.
+            kernel: `k`, positive definite, with concrete hyperparameters.
+            inputs: `n` points, `(n, dim)` or any pytree of points, concrete.
+            regularisation: `lam > 0`; `n^-1/2` is the rate of theory, 1e-3 to 1e-1 the usual range.
+            tolerance: Of the factor. A kernel of the user's in JAX has values in the session's precision, and no finer
+                factor.
         Raises:
-            numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
-        Cost: `m^2` kernel evaluations and one Cholesky factorisation, `m^3 / 3`. A kernel of the user's has values in
-            the session's precision, and the matrix gets what their rounding adds to its eigenvalues on the diagonal.
+            numpy.linalg.LinAlgError: If `n lam` is below rounding.
+        Cost: some `2 n r` kernel evaluations and `n r^2` operations for a factor of rank `r`.
         """
+        checks.concrete(inputs=inputs, kernel=kernel, regularisation=regularisation)
         checks.positive_number("regularisation", regularisation)
         checks.sound("inputs", inputs)
-        kernel, inputs = jax.tree.map(np.asarray, (kernel, inputs))
-        m, values, own = num_points(inputs), np.asarray(kernel.gram(inputs)), np.asarray(kernel.diagonal(inputs))
-        jitter = rounding(own.dtype) * m**0.5 * own.max() if own.dtype == np.float32 else 0.0
-        matrix = values + (m * float(regularisation) + jitter) * np.eye(m)
-        factor = solves.cholesky(matrix, f"L + m lam I with m = {m} and lam = {regularisation}")
-        return cls(kernel, inputs, factor, np.float64(regularisation))
+        right = LowRank.fit(kernel, inputs, tolerance=tolerance)
+        u = np.asarray(right.values)
+        left = np.asarray(right.inverse).T @ np.linalg.solve(solves.inner(u, len(u) * regularisation), u.T)
+        return cls(right, left, np.asarray(regularisation, np.float64))
 
-    def weights(self, theta: PointSet) -> Any:
-        """Weights `a_j(theta_i)`, `(r, m)`, for parameters `(r, dim)`. Cost: `r m^2`."""
-        checks.sound("theta", theta)
-        return self._solve(self.kernel.gram(self.inputs, theta)).T
+    @full_precision
+    def weights(self, t: PointSet) -> Any:
+        """Weights `v_j(t_i)`, `(s, n)`, at points `(s, dim)`. Cost: `s n r`."""
+        checks.sound("t", t)
+        return self.right.at_pivots(t) @ self.left
 
-    def expectation(self, values: Array, theta: PointSet) -> Any:
-        """Estimate `E[f(X) | theta_i]`, `(r, *event)`, from values `f(x_j)`, `(m, *event)`."""
-        m = num_points(self.inputs)
-        _require_values("values", values, m)
-        checks.sound("theta", theta)
+    def expectation(self, values: Array, t: PointSet) -> Any:
+        """Estimate `E[f(X) | t_i]`, `(s, *event)`, from values `f(x_j)`, `(n, *event)`."""
+        n = self.left.shape[1]
+        _require_values("values", values, n)
+        checks.sound("t", t)
         values = np.asarray(values) if checks.is_concrete(values) else values
-        coefficients = self._solve(values.reshape(m, -1))
-        return gram.matvec(self.kernel, theta, self.inputs, coefficients).reshape(-1, *values.shape[1:])
-
-    def _solve(self, columns):
-        """`(L + m lam I)^-1 b`, by NumPy for its arrays."""
-        if namespace(self.factor, columns) is jnp:
-            return solves.cho_solve(self.factor, columns)
-        return scipy.linalg.cho_solve((self.factor, True), columns)
+        coefficients = self.left @ values.reshape(n, -1)
+        return gram.matvec(self.right.kernel, t, self.right.pivots, coefficients).reshape(-1, *values.shape[1:])
 
 
 def _require_values(name, values, n):

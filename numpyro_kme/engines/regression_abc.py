@@ -8,6 +8,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme.abc.weighting import soft_abc_weights
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.simulation_engine import SimulationEngine, check_kernel, check_weighting
 from numpyro_kme.engines.weighting import (
@@ -19,7 +20,7 @@ from numpyro_kme.engines.weighting import (
 )
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
-from numpyro_kme.kernels.low_rank import TOLERANCE, LowRankRidge
+from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.kernels.ragged import WithLength, log_lengths
 from numpyro_kme.kernels.regression import DistributionRegression
 
@@ -88,7 +89,7 @@ class KernelABC(SimulationEngine):
         epsilon = 0.01 / np.sqrt(len(table)) if self.regularisation is None else self.regularisation
         if table.ragged and self.regularisation is None:
             epsilon = SMOOTHER * held_out_regularisation(table, kernel, self.tolerance)
-        fitted = LowRankRidge.fit(kernel, kernel.points(table.x), epsilon, tolerance=self.tolerance)
+        fitted = ConditionalMeanEmbedding.fit(kernel, kernel.points(table.x), epsilon, tolerance=self.tolerance)
         return SignedWeights(self._settings(), rng_key, problem, table, fitted)
 
 

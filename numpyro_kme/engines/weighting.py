@@ -21,11 +21,11 @@ from numpyro_kme.abc.weighting import (
     with_unit_sum,
 )
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.engines.posterior import groups, missing_entries, varies, with_present_data
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
 from numpyro_kme.engines.weighted_posterior import WeightedPosterior, columns, herded, vector_maps
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.low_rank import LowRankRidge
 from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import systematic_shuffled
@@ -165,11 +165,11 @@ class SignedWeights(WeightingMethod):
 
     measure = "squared distance in the space of the kernel"
 
-    fitted: LowRankRidge | KernelBayesRule
+    fitted: ConditionalMeanEmbedding | KernelBayesRule
 
     def at_rows(self, y: np.ndarray) -> np.ndarray:
         """Weights `(s, m)` at rows `(s, *event)` of `table.x`."""
-        return self.fitted.weights(self.fitted.right.kernel.points(y))
+        return np.asarray(self.fitted.weights(self.fitted.right.kernel.points(y)), np.float64)
 
     def weigh(self, y):  # noqa: D102
         weights = self.at_rows(y[None])[0]

@@ -17,7 +17,7 @@ from numpyro_kme.kernels.length_scales import (
     median_heuristic,
     median_heuristic_per_dimension,
 )
-from numpyro_kme.kernels.low_rank import LowRank, LowRankRidge
+from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.paths import GaussianProcessPath, Signature, SignatureRule
 from numpyro_kme.kernels.products import Linear, Polynomial
 from numpyro_kme.kernels.ragged import WithLength, cut, lengths, pad
@@ -54,4 +54,4 @@ __all__ += ["EmpiricalMeasureRule", "KernelRule", "SignatureRule"]  # kernels on
 __all__ += ["median_heuristic", "median_heuristic_per_dimension"]
 __all__ += ["BayesianKernelLearning", "LearntLengthScale", "learn_length_scale"]
 __all__ += ["farthest_point_design"]
-__all__ += ["LowRank", "LowRankRidge"]
+__all__ += ["LowRank"]

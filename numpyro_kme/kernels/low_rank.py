@@ -1,13 +1,13 @@
 """Pivoted incomplete Cholesky factors of Gram matrices: `G ~ U U'` with as few columns as a tolerance needs."""
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any
 
 import jax
 import numpy as np
 from scipy.linalg.lapack import dpstrf
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register, take
@@ -65,7 +65,8 @@ class LowRank:
         if max_rank is not None:
             checks.whole("max_rank", max_rank, 1)
         values = 1.0 * np.asarray(kernel.diagonal(points))
-        stop, diagonal = max(tolerance, rounding(values.dtype)) * values.max(), values.astype(np.float64)
+        rounding = 8.0 * np.finfo(values.dtype).eps  # float32 where a user wrote the kernel in JAX
+        stop, diagonal = max(tolerance, rounding) * values.max(), values.astype(np.float64)
 
         def columns(some):
             return np.asarray(kernel.gram(points, take(points, some)), np.float64)
@@ -83,18 +84,13 @@ class LowRank:
 
     def features(self, t: PointSet) -> np.ndarray:
         """Features of other points, `(s, r)`."""
-        return self.at_pivots(t) @ np.asarray(self.inverse).T
+        return numpy_function(type(self).at_pivots)(self, t) @ np.asarray(self.inverse).T
 
-    def at_pivots(self, t: PointSet) -> np.ndarray:
+    def at_pivots(self, t: PointSet) -> Any:
         """The kernel between other points and the pivots, `(s, r)`."""
         if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
             checks.same_columns("t", t, "pivots", self.pivots)
-        return numpy_function(type(self.kernel).gram)(self.kernel, t, self.pivots)
-
-
-def rounding(kind: np.dtype) -> float:
-    """Relative error of kernel values of a type, about: float32 where a user wrote the kernel in JAX."""
-    return 8.0 * float(np.finfo(kind).eps)
+        return self.kernel.gram(t, self.pivots)
 
 
 def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
@@ -147,45 +143,3 @@ def by_columns(
         rest[some[order]] = 0.0
         pivots = np.concatenate([pivots, some[order]])
     return factor[:, :rank], pivots
-
-
-@register
-class LowRankRidge:
-    r"""Weights of kernel ridge regression, $v(t) = (G + n \lambda I)^{-1} k(t)$, from low-rank features.
-
-    $v(t) = U (U^\top U + n \lambda I)^{-1} \phi(t)$ by Woodbury's formula, exact for the factor `U`: a conditional mean
-    embedding (`ConditionalMeanEmbedding`), $E[f(X) \mid t] \approx \sum_j v_j(t) f(x_j)$. Make one with `fit`.
-
-    Args:
-        right: Features of inputs.
-        left: `U (U'U + n lam I)^-1`, `(n, r)`.
-        regularisation: `lam`.
-    """
-
-    right: LowRank
-    left: Array
-    regularisation: Array
-
-    @classmethod
-    def fit(cls, kernel: Kernel, inputs: PointSet, regularisation: float, *, tolerance: float = TOLERANCE) -> Self:
-        """Factorise.
-
-        Args:
-            kernel: `k`.
-            inputs: `n` points.
-            regularisation: `lam`.
-            tolerance: Of the factor.
-        Cost: `n r^2`.
-        """
-        checks.concrete(inputs=inputs, kernel=kernel, regularisation=regularisation)
-        checks.positive_number("regularisation", regularisation)
-        checks.sound("inputs", inputs)
-        right = LowRank.fit(kernel, inputs, tolerance=tolerance)
-        values = np.asarray(right.values)
-        left = np.linalg.solve(solves.inner(values, len(values) * regularisation), values.T).T
-        return cls(right, left, np.asarray(regularisation, np.float64))
-
-    def weights(self, t: PointSet) -> np.ndarray:
-        """Weights `v` at many points, `(s, n)`. Cost: `s n r`."""
-        checks.sound("t", t)
-        return self.right.features(t) @ np.asarray(self.left).T

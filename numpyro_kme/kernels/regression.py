@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.length_scales import REGULARISATIONS
@@ -120,6 +121,7 @@ class DistributionRegression:
             best = kernels[int(np.argmin([np.sum(np.square(fitted.error / sd)) for fitted in tried]))]
         return cls.fit(best, x, targets, *settings, **more)
 
+    @numpy_function
     def predict(self, y: PointSet) -> np.ndarray:
         """Summaries `s(y)` of data sets, `(s, p)`.
 
@@ -130,7 +132,10 @@ class DistributionRegression:
         """
         y = self.features.kernel.points(np.asarray(y))
         checks.sound("y", y)
-        near, own = np.abs(self.features.at_pivots(y)), np.square(np.asarray(self.features.values)).sum(axis=1)
+        near, own = (
+            np.abs(np.asarray(self.features.at_pivots(y))),
+            np.square(np.asarray(self.features.values)).sum(axis=1),
+        )
         checks.require(
             bool((near.max(axis=1) > np.finfo(np.float64).eps * own.mean()).all()),
             f"The kernel is zero between the observation and all {len(own)} simulations: none comes near, and nothing "

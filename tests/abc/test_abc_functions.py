@@ -219,7 +219,7 @@ def test_weights_of_ridge_regression_against_dense(rng):
     dense = np.linalg.solve(gaussian(x, x, 1.0) + 0.3 * np.eye(300), gaussian(x, t, 1.0)).T
     errors = []
     for tolerance in (1e-12, 1e-3):
-        fitted = kme.kernels.LowRankRidge.fit(Gaussian(1.0), x, 1e-3, tolerance=tolerance)
+        fitted = kme.embeddings.ConditionalMeanEmbedding.fit(Gaussian(1.0), x, 1e-3, tolerance=tolerance)
         errors.append(np.abs(fitted.weights(t) - dense).max() / np.abs(dense).max())
     assert errors[0] < 1e-6 and errors[1] < 0.01
     assert fitted.right.rank < 60
