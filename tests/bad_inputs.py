@@ -633,12 +633,7 @@ add("handlers", "m = 0", lambda: handlers.surrogate(CONJUGATE, {}), "`likelihood
 add("handlers", "m = 1", lambda: robust(x=np.zeros(1)), "at least two data points")
 add("handlers", "m = 2", lambda: kme.CommonNoise(1), "`num_simulations` must be at least 2; got 1")
 add("handlers", "bad hyperparameter", lambda: robust(weight=-1.0), "`weight` must be positive")
-add(
-    "handlers",
-    "raising",
-    lambda: density(CONJUGATE, {"x": no_density}),
-    "The likelihood of site 'x' failed: no density",
-)
+add("handlers", "raising", lambda: density(CONJUGATE, {"x": no_density}), "no density")
 add("handlers", "hanging", lambda: density(CONJUGATE, {"z": good}), r"without a likelihood: add 'x'|names \['z'\]")
 add("handlers", "wrongly shaped", lambda: robust(model=plated(shifted)), "shape")
 add("handlers", "bad prior", lambda: robust(model=given(scalar), x=np.array(1.0)), "must stand in one plate")

@@ -42,7 +42,7 @@ def one(name, size, seed):
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     rows = np.array_split(np.arange(FRESH), 10)
     surrogate, z = fitted.surrogate, coordinates.table(fresh)
-    gaps = exact - np.concatenate([surrogate.at_rows(data[some]).log_densities(z[some]) for some in rows])
+    gaps = exact - np.concatenate([surrogate.at_rows(data[some]).log_density(z[some]) for some in rows])
     gaps = gaps[np.isfinite(exact)]
     error = np.std(gaps) / np.sqrt(len(gaps))
     found = {"mean": np.mean(gaps), "error": error, "median": np.median(gaps)}

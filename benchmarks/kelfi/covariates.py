@@ -74,7 +74,7 @@ def weights(likelihood, draws, unit, time, y):
     logs = -stats.norm.logpdf(y, np.asarray(log_size(rates, time)), np.exp(log_sd)[:, None]).sum(axis=1)
     for j, one in enumerate(y):
         z = likelihood.coordinates.table(np.column_stack([rates[:, j], log_sd, np.full(len(log_sd), time[j])]))
-        logs += likelihood.at(one).log_densities(z)
+        logs += likelihood.at(one).log_density(z)
     found = np.exp(logs - logs.max())
     return found / found.sum()
 

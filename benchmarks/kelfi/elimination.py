@@ -94,7 +94,7 @@ def lacking(surrogate, z, x):
     for number in range(10):
         rows = np.arange(number, len(x), 10)
         seen = np.random.default_rng(number).permutation(x.shape[1]) >= 3
-        found[rows] = surrogate.marginal(seen).at_rows(np.where(seen, x[rows], np.nan)).log_densities(z[rows])
+        found[rows] = surrogate.marginal(seen).at_rows(np.where(seen, x[rows], np.nan)).log_density(z[rows])
     return found
 
 
@@ -106,13 +106,13 @@ def below(surrogate, z, x):
         rows, ends = np.flatnonzero(of_row.ravel() == number), (low, np.where(seen, np.inf, 0.0))
         data, (low_ends, high_ends) = np.where(seen, x[rows], np.nan), (np.tile(end, (len(rows), 1)) for end in ends)
         at = surrogate.at_rows(data) if seen.all() else surrogate.within(data, low_ends, high_ends)
-        found[rows] = at.log_densities(z[rows])
+        found[rows] = at.log_density(z[rows])
     return found
 
 
 def whole(surrogate, z, x):
     """Scores of complete data."""
-    return surrogate.at_rows(x).log_densities(z)
+    return surrogate.at_rows(x).log_density(z)
 
 
 TASKS = {

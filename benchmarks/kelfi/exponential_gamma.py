@@ -25,7 +25,7 @@ from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, LeaveOneOutPredictive, MarginalLikelihood
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, MarginalLikelihood
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 SHAPE, RATE, TRUTH, DRAWS = 2.0, 0.5, 4.0, 15
@@ -35,7 +35,6 @@ THETA = PRIOR.ppf(norm.cdf(Z))
 STATISTICS = {"log mean": np.log, "mean": lambda mean: mean}
 FORMS = {
     "published form": KernelMeans(LeaveOneOut()),
-    "published form, predictive": KernelMeans(LeaveOneOutPredictive()),
     "published form and objective": KernelMeans(MarginalLikelihood()),
     "residual form": ResidualKernelMeans(),
 }

@@ -20,7 +20,7 @@ from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
-from numpyro_kme.likelihoods.prepared import PreparedLikelihood, PreparedPatterns, prepare
+from numpyro_kme.likelihoods.prepared import PreparedLikelihood, prepare
 from numpyro_kme.models.problem import Problem, discrete_message
 from numpyro_kme.models.unconstrained import Terms, Unconstrained
 from numpyro_kme.samplers.importance import Mixed, adapted_proposal
@@ -125,7 +125,7 @@ class LearntModel(Recomputed):
         return Program(jax.vmap(self.rest.evaluate), thorough=True)
 
     @cached_property
-    def _prepared(self) -> dict[str, PreparedLikelihood | PreparedPatterns]:
+    def _prepared(self) -> dict[str, PreparedLikelihood]:
         seen, sites = self.problem.observations, self.problem.simulators
         counted = {name: fitted for name, fitted in self.likelihoods.items() if sites[name].mask.any()}
         return {
@@ -134,7 +134,7 @@ class LearntModel(Recomputed):
         }
 
     @cached_property
-    def _brief(self) -> dict[str, PreparedLikelihood | PreparedPatterns]:
+    def _brief(self) -> dict[str, PreparedLikelihood]:
         return {name: prepared.brief() for name, prepared in self._prepared.items()}
 
 
@@ -151,7 +151,7 @@ def in_coordinates(
     """Draw in the coordinates of one simulator site, which determine all latents, with the likelihood to a power;
     `fitted` is of what was observed (`FittedLikelihood.marginal`)."""
     fit_key, start_key, temper_key, pick_key = split(rng_key, 4)
-    likelihood = PreparedLikelihood.of(fitted, y).brief()
+    likelihood = prepare(fitted, y).brief()
     with solves.one_blas_thread:
         proposal = adapted_proposal(fit_key, lambda z: power * likelihood.log_densities(z), measure, PILOT)
         between = Mixed.defensive(measure, proposal)

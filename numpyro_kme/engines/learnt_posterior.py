@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import numpy_function, on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.measures import Measure, standard_normal
@@ -244,7 +244,7 @@ class LearntPosterior(Posterior):
         It lies between 0 and 1, and says where further simulations would tell most.
         """
         surrogate = self.likelihoods[problem_of(self).site()].surrogate
-        return on_host(type(surrogate).variance)(surrogate, self._coordinates_of(latents))
+        return surrogate.variance(self._coordinates_of(latents))
 
     def _coordinates_of(self, latents) -> np.ndarray:
         site = problem_of(self).site()

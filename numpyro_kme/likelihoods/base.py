@@ -5,32 +5,26 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, brief
-from numpyro_kme._core.host import full_precision, on_host
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.samplers.importance import signed_logs
 
 SignedLog = tuple[Array, Array]
 """A signed number as `(sign, log of the absolute value)`: nothing underflows and no sign is lost."""
 
 
-def to_signed_log(value: ArrayLike, log_scale: ArrayLike = 0.0) -> SignedLog:
+def to_signed_log(value: Any, log_scale: Any = 0.0) -> SignedLog:
     """`(sign, log |value| + log_scale)`; the logarithm of 0 is `-inf`, with gradient 0."""
-    value = jnp.asarray(value)
-    zero = value == 0
-    log_size = jnp.where(zero, -jnp.inf, jnp.log(jnp.abs(jnp.where(zero, 1.0, value))))
-    return jnp.sign(value), log_size + log_scale
+    xp, zero = namespace(value, log_scale), value == 0
+    log_size = xp.where(zero, -np.inf, xp.log(xp.abs(xp.where(zero, 1.0, value))))
+    return xp.sign(value), log_size + log_scale
 
 
 def positive_part(value: Any, floor: Any, xp: Any = jnp) -> Any:
@@ -67,7 +61,9 @@ class KernelExpansion:
 class LikelihoodAt(abc.ABC):
     """The learnt likelihood `z -> q(y | z)` at one observation `y`, with all work that depends on `y` alone done.
 
-    A frozen pytree: evaluate it under `jax.jit`, `jax.grad` and `jax.vmap`, in the precision of the caller.
+    A frozen pytree: evaluate it under `jax.jit`, `jax.grad` and `jax.vmap`, in the precision of the caller, or by NumPy
+    in float64, where all arrays are NumPy's. What depends on the observation may have leading axes, which NumPy
+    broadcasts against those of the points.
 
     Attributes:
         data: The observation `y`.
@@ -76,55 +72,28 @@ class LikelihoodAt(abc.ABC):
     data: Any
 
     @abc.abstractmethod
-    def signed_log(self, z: ArrayLike) -> SignedLog:
-        """Sign and log absolute value of `q(y | z)` at one point `z` of shape `(D,)`.
+    def signed_log(self, z: Any) -> SignedLog:
+        """Sign and log absolute value of `q(y | z)` at points `(..., D)`.
 
         `q` may be negative for a finite number of simulations; it is handed out as it is.
         """
 
     @abc.abstractmethod
-    def log_density(self, z: ArrayLike) -> jax.Array:
-        """Logarithm of a positive version of `q(y | z)` at one point, for samplers that follow gradients.
+    def log_density(self, z: Any) -> Any:
+        """Logarithm of a positive version of `q(y | z)` at points `(..., D)`, for samplers that follow gradients.
 
         It equals `log q` up to a stated error where `q` is well above zero; elsewhere its gradient is finite and leads
         back to the simulations that look like `y`. Never a flat floor.
         """
 
-    def log_densities(self, z: np.ndarray) -> np.ndarray | None:
-        """`log_density` at points `(..., D)` by NumPy, so that nothing is compiled; None where a form has JAX alone.
-
-        What depends on the observation may have leading axes, which are broadcast against those of the points.
-        """
-        return None
-
     @property
     def tabulated(self) -> bool:
-        """Whether what `log_densities` costs goes by points rather than by outputs that share them."""
+        """Tell whether what NumPy's densities cost goes by points rather than by outputs that share them."""
         return False
 
     def brief(self) -> "LikelihoodAt":
-        """The same with the parts in which nothing cancels in float32, for samplers that only compare values."""
+        """A copy with the parts in which nothing cancels in float32, for samplers that only compare values."""
         return self
-
-    @full_precision
-    def log_mean(self, measure: Measure) -> SignedLog:
-        """Sign and log absolute value of `int q(y | z) p(dz)` for a measure `p`.
-
-        In closed form where `q(y | .)` is an expansion whose kernel `p` can be integrated against; otherwise over the
-        points that stand for `p`.
-        """
-        terms = self.expansion()
-        if terms is not None:
-            value = jnp.asarray(terms.weights) @ measure.mean_embedding(terms.kernel, terms.points)
-            return to_signed_log(value, terms.log_scale)
-        points = measure.as_points()
-        return self.log_sum(jnp.asarray(points.points), points.probabilities)
-
-    def log_sum(self, z: jax.Array, weights: jax.Array) -> SignedLog:
-        """Sign and log absolute value of `sum_i weights_i q(y | z_i)` over points `(n, D)`."""
-        signs, log_sizes = signed_logs(self, z)
-        log_size, sign = logsumexp(log_sizes, b=signs * weights, return_sign=True)
-        return sign, log_size
 
     def expansion(self) -> KernelExpansion | None:
         """`q(y | .)` as a weighted sum of kernels, where it is one; `None` where functionals need particles."""
@@ -141,7 +110,7 @@ class Surrogate(Recomputed, abc.ABC):
 
     @property
     def records(self) -> bool:
-        """Whether NaN in an output is what the simulator gives, and not what is unknown."""
+        """Tell whether NaN in an output is what the simulator gives, and not what is unknown."""
         return False
 
     def _card(self) -> Card:
@@ -155,7 +124,7 @@ class Surrogate(Recomputed, abc.ABC):
         """Number of coordinates `D`."""
 
     def named(self, names: Sequence[str]) -> Self:
-        """The same of statistics with names, `(n_raw,)`, which what is reported uses; here as it is."""
+        """A copy with names of the statistics, `(n_raw,)`, which what is reported uses; here as it is."""
         return self
 
     def marginal(self, seen: np.ndarray, last: np.ndarray | None = None) -> Self:
@@ -188,7 +157,7 @@ class Surrogate(Recomputed, abc.ABC):
         )
 
     def _marginal(self, seen: np.ndarray, last: np.ndarray) -> Any:
-        """As `marginal`, worked out."""
+        """Work out `marginal`."""
         raise checks.explained(
             f"{type(self).__name__} compares data as a whole and has no likelihood of a part of it, and "
             f"{np.sum(~seen)} of {seen.size} entries of the observation are NaN, not observed. Use "
@@ -200,10 +169,10 @@ class Surrogate(Recomputed, abc.ABC):
     def at(self, y: Any) -> LikelihoodAt:
         """The likelihood at one observation; a concrete `y` is prepared in float64 on the host, a traced one here."""
 
-    def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
-        """The likelihood at outputs `(R, *event)` that need no check: leaves that depend on these, at least, have an
-        axis `R` in front."""
-        return on_host(_at_rows)(self, rows)
+    @abc.abstractmethod
+    def at_rows(self, rows: Any, axes: int = 1) -> LikelihoodAt:
+        """The likelihood at several outputs `(*lead, *event)`, with so many leading axes, that need no check: what
+        depends on the output has axes `lead` in front."""
 
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
@@ -220,13 +189,13 @@ class Surrogate(Recomputed, abc.ABC):
             f"{type(self).__name__} has no measure of what single statistics say.", NotImplementedError
         )
 
-    def variance(self, z: ArrayLike) -> jax.Array:
+    def variance(self, z: np.ndarray) -> np.ndarray:
         """Variance of the surrogate at points `(r, D)`, 1 far from all simulations; raises if the form has none."""
         raise checks.explained(f"{type(self).__name__} has no Gaussian-process variance.", NotImplementedError)
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """What was learnt and what to look at, in words and numbers, for a person."""
+        """Report what was learnt and what to look at, in words and numbers, for a person."""
 
     def describe_observation(self, y: Any) -> str:
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
@@ -238,30 +207,21 @@ class Surrogate(Recomputed, abc.ABC):
         return None
 
     def dependence(self) -> np.ndarray:
-        """How much the likelihood depends on each coordinate, `(D,)`: squared distances from the simulations are
+        """Dependence of the likelihood on each coordinate, `(D,)`: squared distances from the simulations are
         weighted by it."""
         return np.ones(self.dim)
 
     @property
     def moves(self) -> bool:
-        """Whether the parameters move a statistic, and do not only make its values more or less probable."""
+        """Tell whether the parameters move a statistic, and do not only make its values more or less probable."""
         return True
 
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Whether a vector of statistics `(..., n)` cannot come from coordinates `(..., D)`, as far as is known."""
+        """Tell whether statistics `(..., n)` cannot come from coordinates `(..., D)`, as far as is known."""
         return np.zeros(np.broadcast_shapes(y.shape[:-1], z.shape[:-1]), bool)
 
     def require_density(self) -> None:
         """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
-
-    def signed_log_density(self, z: ArrayLike, y: Any) -> SignedLog:
-        """Sign and log absolute value of `q(y | z)` for one `z` of shape `(D,)`; use `at(y)` for many."""
-        return self.at(y).signed_log(jnp.asarray(z))
-
-
-@jax.jit
-def _at_rows(surrogate, rows):
-    return jax.vmap(lambda row: surrogate.at(surrogate.point(row)))(rows)
 
 
 class Form(abc.ABC):

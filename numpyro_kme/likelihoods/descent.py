@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from numpyro_kme._core.host import on_host
-
 ENOUGH = 0.2
 """Decrease of the value, in nats, below which the search ends, and of what the next step promises."""
 
@@ -16,7 +14,6 @@ ENOUGH = 0.2
 Tree = TypeVar("Tree")
 
 
-@on_host
 def descend_all(
     value_and_gradient: Callable[[Tree, np.ndarray], tuple[Any, Tree]],
     starts: Tree,
@@ -129,7 +126,7 @@ def ravel(tree: Any, axes: int = 0) -> np.ndarray:
 
 
 def unravel(values: Any, like: Tree, axes: int = 0) -> Tree:
-    """What `ravel` of a pytree of the structure and shapes of `like` gives, as such a pytree; traceable."""
+    """Pytree of the structure and shapes of `like` that `ravel` gives these numbers of; traceable."""
     structure: Any
     leaves, structure = jax.tree.flatten(like)
     shapes = [np.shape(leaf)[axes:] for leaf in leaves]

@@ -2,10 +2,8 @@
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cached_property, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +21,7 @@ from numpyro_kme._core.saving import Saved
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, PreparedPatterns, prepare
+from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 
@@ -60,7 +58,7 @@ class FittedLikelihood(Saved, Recomputed):
         )
 
     def with_model(self, problem: Problem) -> "FittedLikelihood":
-        """The same, after `load`, for a model whose priors depend on one another: the map to coordinates runs it."""
+        """A copy, after `load`, for a model whose priors depend on one another: the map to coordinates runs it."""
         return replace(self, coordinates=self.coordinates.with_model(problem))
 
     def warn_unless_near(self, value: ArrayLike) -> None:
@@ -88,7 +86,7 @@ class FittedLikelihood(Saved, Recomputed):
 
     @cached_property
     def num_simulations(self) -> int:
-        """How many simulations of different parameters it was learnt from."""
+        """Number of simulations of different parameters it was learnt from."""
         return len(Repeats.of(np.asarray(self.simulated)))
 
     @cached_property
@@ -106,7 +104,7 @@ class FittedLikelihood(Saved, Recomputed):
         return max(0.01, 5.0 / (self.num_simulations + 1))
 
     def beyond(self, y: ArrayLike, arguments: ArrayLike, mask: ArrayLike = True) -> np.ndarray:
-        r"""Which calls of the simulator lie beyond those that the likelihood was learnt from.
+        r"""Tell which calls of the simulator lie beyond those that the likelihood was learnt from.
 
         A call does where its coordinates are farther outside the simulated ones than every simulation is outside the
         others, each coordinate counting as the likelihood depends on it (`Region`), and where the observation cannot
@@ -125,7 +123,7 @@ class FittedLikelihood(Saved, Recomputed):
         return self.beyond_at(y, self.coordinates.at(arguments), mask)
 
     def beyond_at(self, y: ArrayLike, z: np.ndarray, mask: ArrayLike = True) -> np.ndarray:
-        """The same of calls at coordinates `(k, *groups, D)`."""
+        """Tell that of calls at coordinates `(k, *groups, D)`."""
         y, (size, *groups, _) = np.asarray(y), z.shape
         lead = y.shape[: y.ndim - len(self.event_shape)]
         shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
@@ -204,7 +202,7 @@ class KernelMeansLikelihood(Distribution):
         self.arguments, self._read_otherwise = join(params, len(fitted.coordinates.columns))
         if checks.is_concrete((self.arguments, fitted)):
             fitted.coordinates.require_simulated(self.arguments)
-        self.prepared: PreparedLikelihood | PreparedPatterns | None = None
+        self.prepared: PreparedLikelihood | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
 
     def _card(self) -> Card:
@@ -219,7 +217,7 @@ class KernelMeansLikelihood(Distribution):
         return constraints.independent(constraints.real, self.event_dim)
 
     def in_batches(self, shape: tuple[int, ...]) -> "KernelMeansLikelihood":
-        """The same calls with the batch shape `shape`, if there are as many.
+        """A copy of these calls with the batch shape `shape`, if there are as many.
 
         An axis of length 1 of a parameter may be one of calls, or hold the number of one call: plates around tell, and
         without them it holds the number.
@@ -234,14 +232,13 @@ class KernelMeansLikelihood(Distribution):
     def observing(
         self, value: ArrayLike, mask: ArrayLike = True, bounds: Bounds | None = None
     ) -> "KernelMeansLikelihood":
-        """The same distribution with the likelihood of one observation prepared; a traced one is left for `log_prob`.
+        """A copy of the distribution, with one observation prepared; a traced one is left for `log_prob`.
 
         What is prepared stays prepared under `jax.jit`, where `value` may be traced by the time it is scored. Outputs
         that a known `mask`, of the shape of the outputs' leading dimensions, leaves out may be anything: they are not
         looked at. Entries that are NaN lie within `bounds`, arrays that broadcast to the shape of `value`, where these
         are finite (`Simulator.within`).
         """
-        require_array(value, self.fitted.event_shape, self.fitted.surrogate)
         if not checks.is_concrete((value, self.fitted)):
             return self
         self.fitted.warn_unless_near(value)
@@ -270,7 +267,6 @@ class KernelMeansLikelihood(Distribution):
 
     def _over(self, method, value):
         """A method of the likelihood for each output and each call."""
-        require_array(value, self.fitted.event_shape, self.fitted.surrogate)
         value = in_jax_types(value)
         self._require_one_reading(value.shape[: value.ndim - self.event_dim])
         prepared = self.prepared
@@ -293,11 +289,7 @@ class KernelMeansLikelihood(Distribution):
 @full_precision
 def _evaluate(method, prepared, coordinates, arguments):
     """One program for what would be a hundred small ones."""
-
-    def one(likelihood, arguments):
-        return getattr(likelihood, method)(coordinates.forward(arguments))
-
-    return prepared.over(one, arguments)
+    return prepared.over(method, jnp.vectorize(coordinates.forward, signature="(p)->(d)")(arguments))
 
 
 def join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple[tuple[int, ...], ...]]:
@@ -320,16 +312,4 @@ def join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple
         f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
         f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
         "its order, broadcast against each other."
-    )
-
-
-def require_array(value: Any, event_shape: tuple[int, ...], surrogate: Any) -> None:
-    """Raise for an output by name: a learnt likelihood has the numbers of a simulator's dictionary in its order."""
-    names = getattr(getattr(surrogate, "transform", None), "names", ())
-    checks.require(
-        not isinstance(value, Mapping),
-        f"`value` must be an array (..., *{event_shape}), and it is a dictionary. Join its numbers in the order of the "
-        f"simulator's dictionary{f', {list(names)}' if names else ''}: "
-        "jnp.concatenate([jnp.ravel(value[name]) for name in names]).",
-        TypeError,
     )

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -29,7 +28,7 @@ ROUNDING = 1e-5
 
 @register
 class Region:
-    """Which coordinates were simulated, a value.
+    """The simulated coordinates, a value.
 
     Attributes:
         low, high: Smallest and largest coordinates, `(D,)`.
@@ -58,7 +57,7 @@ class Region:
         return np.sqrt(np.square(z - np.clip(z, self.low, self.high)) @ self.weights)
 
     def beyond(self, z: np.ndarray) -> np.ndarray:
-        """Whether points `(..., D)` are farther outside than every simulation is of the others."""
+        """Tell whether points `(..., D)` are farther outside than every simulation is of the others."""
         return self.distance(z) > self.limit
 
     def nearest(self, z: Any, xp: Any = jnp) -> Any:
@@ -69,18 +68,18 @@ class Region:
         return inside + step * xp.tanh((z - inside) / step)
 
 
-def log_nearest_quantile(log_gram: Array, xp: Any = jnp) -> Any:
+def log_nearest_quantile(log_gram: np.ndarray) -> float:
     """First percentile, over simulations, of the log data kernel at the nearest other one, relative to itself.
 
     Args:
         log_gram: `(m, m)`, `log k(x_i, x_k)` in row `i` and column `k`.
     """
-    return xp.quantile(xp.max(without_diagonal(log_gram, xp), axis=1) - xp.diagonal(log_gram), 0.01)
+    return np.quantile(np.max(without_diagonal(log_gram), axis=1) - np.diagonal(log_gram), 0.01)
 
 
-def without_diagonal(log_gram: Array, xp: Any = jnp) -> Any:
+def without_diagonal(log_gram: np.ndarray) -> np.ndarray:
     """Logarithms `(m, m)` with `-inf` on the diagonal: no simulation counts for itself."""
-    return xp.where(xp.eye(len(log_gram), dtype=bool), -xp.inf, log_gram)
+    return np.where(np.eye(len(log_gram), dtype=bool), -np.inf, log_gram)
 
 
 def warn_if_out_of_distribution(
@@ -117,11 +116,11 @@ def warn_if_out_of_distribution(
 
 def _outside(transform, data, y):
     lowest, highest = np.min(data, axis=0), np.max(data, axis=0)
-    standardised = numpy_function(StatisticsTransform.forward)(transform, y)
+    standardised = transform.forward(np.asarray(y))
     beyond = np.maximum(lowest - standardised, standardised - highest) > 0.25 * (highest - lowest)
     if not beyond.any():
         return []
-    ends = numpy_function(StatisticsTransform.inverse)(transform, np.stack([lowest, highest]))
+    ends = transform.inverse(np.stack([lowest, highest]))
     return [
         (transform.label(transform.kept[i]), np.asarray(y)[transform.kept[i]], *ends[:, i])
         for i in np.flatnonzero(beyond)

@@ -5,14 +5,13 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, frozen
-from numpyro_kme._core.host import in_present_precision, in_session, numpy_function, on_host
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme.embeddings.measures import Measure, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.gram import matvec
@@ -24,6 +23,9 @@ from numpyro_kme.samplers.importance import (
     signed_logs,
     signed_moments,
 )
+
+STEP = 1e-5
+"""Steps of central differences, in coordinates."""
 
 
 @frozen
@@ -75,19 +77,20 @@ class KernelMeansPosterior:
 
     @property
     def closed_form(self) -> bool:
-        """Whether moments and embeddings under Gaussian kernels are exact."""
+        """Tell whether moments and embeddings under Gaussian kernels are exact."""
         return self.likelihood.expansion() is not None and isinstance(self.measure, NormalMixture)
 
     @cached_property
-    @on_host
     def _log_normaliser(self) -> SignedLog:
         """Sign and log of the normaliser `int q(y | z) p(dz)`, on the scale of the likelihood.
 
         By the weighted particles where there is no closed form.
         """
-        if self.likelihood.expansion() is None:
-            return np.ones(()), np.asarray(self._particles.log_evidence)
-        return self.likelihood.log_mean(self.measure)
+        terms = self.likelihood.expansion()
+        if terms is None:
+            return np.ones(()), self._particles.log_evidence
+        embedded = self.measure.mean_embedding(terms.kernel, terms.points)
+        return to_signed_log(terms.weights @ embedded, terms.log_scale)
 
     def _positive_log_normaliser(self) -> np.ndarray:
         sign, log_normaliser = self._log_normaliser
@@ -107,34 +110,29 @@ class KernelMeansPosterior:
         self.surrogate.require_density()
         return self._log_normaliser
 
-    @numpy_function
     def signed_log_density(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z) / q(y)`, posterior density relative to the prior, at `(n, D)`."""
         log_normaliser = self._positive_log_normaliser()
         signs, log_sizes = self.signed_log_likelihood(z)
         return signs, log_sizes - log_normaliser
 
-    @numpy_function
     def signed_log_likelihood(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z)`, on the scale of the likelihood, at `(n, D)`."""
-        return signed_logs(self.likelihood, np.asarray(z))
+        return signed_logs(self.likelihood, np.asarray(z, np.float64))
 
-    @on_host
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
         """Posterior embedding `mu(t) = int k(z, t) q(dz | y)` at points `(n, D)`, `(n,)`.
 
         Exact for Gaussian kernels of any length scale where `closed_form`. Cost: `m n` kernel evaluations.
         """
-        terms = self.likelihood.expansion()
+        terms, t = self.likelihood.expansion(), np.asarray(t, np.float64)
         if terms is None:
             particles = self._particles
             return matvec(kernel, t, particles.particles, particles.weights)
-        products = self.measure.product_embedding(terms.kernel, terms.points, kernel, jnp.asarray(t))
-        scale = jnp.exp(terms.log_scale - self._positive_log_normaliser())
-        return np.asarray(jnp.asarray(terms.weights) @ products * scale)
+        products = self.measure.product_embedding(terms.kernel, terms.points, kernel, t)
+        return terms.weights @ products * np.exp(terms.log_scale - self._positive_log_normaliser())
 
     @cached_property
-    @on_host
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean `(D,)` and covariance `(D, D)` of the signed posterior.
 
@@ -144,13 +142,11 @@ class KernelMeansPosterior:
         if terms is None or not isinstance(measure, NormalMixture):
             return signed_moments(np.asarray(self._particles.particles), np.asarray(self._particles.weights))
         tilted = measure.tilt(terms.kernel, terms.points)
-        components = jnp.exp(tilted.log_masses + terms.log_scale - self._positive_log_normaliser())
-        components = components * jnp.asarray(terms.weights)[:, None]
-        mean = jnp.einsum("jk,jkd->d", components, tilted.means)
-        centred = tilted.means - mean[None, None, :]
-        between = jnp.einsum("jk,jkd,jke->de", components, centred, centred)
-        covariance = between + jnp.einsum("jk,kde->de", components, tilted.covariances)
-        return np.asarray(mean), np.asarray(covariance)
+        weights = np.exp(tilted.log_masses + terms.log_scale - self._positive_log_normaliser())
+        weights = weights * terms.weights[:, None]
+        dim = measure.dim
+        mean, between = signed_moments(np.asarray(tilted.means).reshape(-1, dim), weights.ravel())
+        return mean, between + np.einsum("jk,kde->de", weights, tilted.covariances)
 
     def mean(self) -> np.ndarray:
         """Mean of the signed posterior, `(D,)`."""
@@ -170,8 +166,7 @@ class KernelMeansPosterior:
         """
         particles = self._particles
         weights = particles.positive_weights if positive else particles.weights
-        values = np.asarray(in_session(jax.vmap(function))(particles.particles), np.float64)
-        return np.tensordot(np.asarray(weights), values, axes=1)
+        return np.tensordot(weights, np.asarray(jax.vmap(function)(particles.particles), np.float64), axes=1)
 
     def negative_proportion(self) -> float:
         """Share of the negative part in the integral of the absolute posterior; a few percent do no harm."""
@@ -192,28 +187,29 @@ class KernelMeansPosterior:
         Herding in the space of `l` itself cannot see anything finer than `beta`, which is often wider than the
         posterior.
         """
-        points, weights = np.asarray(self._particles.particles), self._particles.positive_weights
+        points, weights = self._particles.particles, self._particles.positive_weights
         mean = weights @ points
         return Gaussian(np.sqrt(weights @ (points - mean) ** 2) / 3.0)
 
-    @on_host
     def mode(self) -> np.ndarray:
         """Maximum of the posterior density in coordinates, `(D,)`, by L-BFGS from the best weighted particles.
 
         Raises:
             ValueError: If the measure has no density (`Points`).
         """
-        likelihood, measure = in_present_precision((self.likelihood, self.measure))
-        points = np.asarray(self._particles.particles)
-        sign, log_size = signed_logs(likelihood, points)
-        heights = np.where(sign > 0, log_size + measure.log_densities(points), -np.inf)
-        # best particles from which the mode is searched
-        starts = points[np.argsort(heights)[-5:]]
+        points, dim = np.asarray(self._particles.particles), self.measure.dim
+        steps = STEP * np.concatenate([np.zeros((1, dim)), np.eye(dim), -np.eye(dim)])
+
+        def losses(z):
+            sign, log_size = signed_logs(self.likelihood, z)
+            return np.where(sign > 0, -log_size - self.measure.log_densities(z), 1e10)
 
         def loss(z):
-            sign, value, slope = _height(likelihood, measure, z)
-            return (-float(value), -np.asarray(slope)) if sign > 0 else (1e10, np.zeros_like(z))
+            value, *around = losses(z + steps)
+            right, left = np.split(np.array(around), 2)
+            return value, (right - left) / (2.0 * STEP)
 
+        starts = points[np.argsort(losses(points))[:5]]
         found = [scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
         return min(found, key=lambda result: result.fun).x
 
@@ -229,28 +225,15 @@ class KernelMeansPosterior:
         signs, log_sizes = zip(*(self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)))
         return np.array(signs), np.array(log_sizes)
 
-    @on_host
     def _predict(self, likelihood):
         terms = likelihood.expansion()
         if terms is not None:
-            value = np.asarray(terms.weights) @ self._embedding_at_simulations
-            return to_signed_log(value, terms.log_scale)
-        particles = self._particles
-        return likelihood.log_sum(jnp.asarray(particles.particles), jnp.asarray(particles.weights))
+            return to_signed_log(terms.weights @ self._embedding_at_simulations, terms.log_scale)
+        sign, log_size = signed_logs(likelihood, self._particles.particles)
+        total, sign = scipy.special.logsumexp(log_size, b=sign * self._particles.weights, return_sign=True)
+        return sign, total
 
     @cached_property
     def _embedding_at_simulations(self):
         terms = self.likelihood.expansion()
         return self.embedding(terms.kernel, terms.points)
-
-
-@jax.jit
-def _height(likelihood, measure, z):
-    """Sign, log and its gradient of `q(y | z) p(z)`."""
-
-    def height(z):
-        sign, log_size = likelihood.signed_log(z)
-        return log_size + measure.log_densities(z[None])[0], sign
-
-    (value, sign), slope = jax.value_and_grad(height, has_aux=True)(z)
-    return sign, value, slope

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -121,10 +120,11 @@ class StatisticsTransform:
         row = (1,) * (xp.ndim(s) - 1) + (len(self.kept),)
         return xp.reshape(self.centre, row) + xp.reshape(self.scale, row) * xp.sinh(s)
 
-    def log_abs_det_jacobian(self, x: ArrayLike) -> jax.Array:
-        """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`."""
-        log_slopes = -log_cosh(jnp.arcsinh(self._scores(x, jnp)))
-        return jnp.sum(log_slopes, axis=-1) - jnp.sum(jnp.log(jnp.asarray(self.scale)))
+    def log_abs_det_jacobian(self, x: Any) -> Any:
+        """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`; by NumPy where they are NumPy's."""
+        xp: Any = np if isinstance(x, np.ndarray) and checks.is_concrete(self) else jnp
+        log_slopes = -log_cosh(xp.arcsinh(self._scores(x, xp)), xp)
+        return xp.sum(log_slopes, axis=-1) - xp.sum(xp.log(xp.asarray(self.scale)))
 
     def check(self, y: ArrayLike) -> None:
         """Raise unless a concrete observation has the right shape, is finite, and agrees with constant statistics.

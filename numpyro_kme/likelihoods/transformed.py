@@ -43,17 +43,18 @@ class TransformedSurrogate(Surrogate):
         self.require_possible(np.asarray(y, np.float64).reshape(1, -1))
         return self.inner.at(s)
 
-    def at_rows(self, rows: np.ndarray) -> LikelihoodAt:
-        """As `Surrogate.at_rows`."""
-        self.require_possible(np.asarray(rows, np.float64).reshape(len(rows), -1))
-        return self.inner.at_rows(self._of(rows, len(rows)))
+    def at_rows(self, rows: np.ndarray, axes: int = 1) -> LikelihoodAt:
+        """The likelihood at several outputs."""
+        s, lead = self._of(rows, *rows.shape[:axes]), math.prod(rows.shape[:axes])
+        self.require_possible(np.asarray(rows, np.float64).reshape(lead, -1))
+        return self.inner.at_rows(s, axes)
 
     def variance(self, z):
-        """As `Surrogate.variance`."""
+        """Variance of the inner surrogate."""
         return self.inner.variance(z)
 
     def describe_observation(self, y: Any) -> str:
-        """As `Surrogate.describe_observation`, of `s`."""
+        """Describe `s` of an observation."""
         return self.inner.describe_observation(self._of(y))
 
     def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
@@ -61,18 +62,18 @@ class TransformedSurrogate(Surrogate):
         return self.inner.location_changes(self._of(y), z)
 
     def dependence(self) -> np.ndarray:
-        """As `Surrogate.dependence`."""
+        """Dependence of the inner likelihood on each coordinate."""
         return self.inner.dependence()
 
     @property
     def moves(self) -> bool:
-        """As `Surrogate.moves`."""
+        """Tell whether the parameters move a statistic."""
         return self.inner.moves
 
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """As `Surrogate.outside_support`, of `s`."""
+        """Tell whether `s` cannot come from some coordinates."""
         return self.inner.outside_support(self._of(y, *y.shape[:-1]), z)
 
     def require_density(self) -> None:
-        """As `Surrogate.require_density`."""
+        """Raise where the inner likelihood is no density."""
         self.inner.require_density()

@@ -31,7 +31,7 @@ HINT = "where it warns, `refine` at draws of the chain; else repeat with twice t
 
 @frozen
 class SurrogateCheck:
-    """What a chain met at one simulator site.
+    """Findings of a chain at one simulator site.
 
     Attributes:
         beyond: Fraction of the evaluations, without masked ones, that lie beyond the simulated parameters
@@ -75,7 +75,7 @@ class SurrogateCheck:
         return max(errors.items(), key=lambda one: one[1], default=("", 0.0))
 
     def findings(self, site: str) -> list[str]:
-        """What to warn of at a site, and what to do next."""
+        """Warnings at a site, and what to do next."""
         found = []
         if self.beyond > self.negligible:
             found.append(extrapolation_message(site, self.beyond, AGAIN))
@@ -293,7 +293,7 @@ def log_estimate_sd(
     num_keys: int = 50,
     **kwargs,
 ) -> float:
-    """How noisy the estimate of the density is for `PseudoMarginal`: the standard deviation of its logarithm.
+    """Standard deviation of the logarithm of a noisy density estimate, for `PseudoMarginal`.
 
     Between 1 and 1.7 is best for the work it takes; above 2 the chain sticks at estimates that came out too high.
 

@@ -14,7 +14,7 @@ from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
+from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
 from numpyro_kme.losses.base import Loss
 from numpyro_kme.losses.family import Family, Nodes
 from numpyro_kme.losses.mmd import MMD
@@ -43,7 +43,7 @@ Likelihood = Callable[..., Distribution]
 
 
 class surrogate(Messenger):
-    """The same model with a density in place of each observed simulator.
+    """A model with a density in place of each observed simulator.
 
     The result is an ordinary NumPyro model, for `MCMC(NUTS(smodel))`, `log_likelihood` and `az.from_numpyro`.
     All other sites stay as they are, masks, plates and scales of the simulator's site apply to its density, and
@@ -80,7 +80,7 @@ class surrogate(Messenger):
         )
         self.likelihoods: dict[str, Likelihood] = dict(given)
         self._met: set[str] = set()
-        self._lacking: set[str] = set()
+        self._lacking: set[str] = set()  # sites whose observation had NaN when the model was last run
         super().__init__(model)
 
     def __enter__(self):
@@ -115,28 +115,22 @@ class surrogate(Messenger):
         require_known(name, simulator)
         msg["value"] = compat.innermost(msg["fn"]).vector(msg["value"])
         require_whole_calls(name, simulator, msg)
-        if isinstance(self.likelihoods[name], FittedLikelihood) and not simulator.ragged:
-            self._note_missing(name, msg["value"])
-        density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
-        fn = compat.rewrapped(msg["fn"], density)
-        msg["fn"] = fn if _counts(mask) else fn.mask(False)
-
-    def _note_missing(self, name: str, value: ArrayLike) -> None:
-        """Raise where entries are missing in the observation at a site that JAX traces now, as far as is known."""
-        traced = not checks.is_concrete(value)
+        known = checks.is_concrete(msg["value"])
         checks.require(
-            not (traced and name in self._lacking),
+            known or name not in self._lacking or simulator.ragged,
             f"JAX traces the observation at {name!r}, and it had NaN when this model was last run: entries that were "
             "not observed have to be known. Leave `jit_model_args` of MCMC out, or let the model hold the observation.",
             TypeError,
         )
-        if not traced:
-            lacks = bool(np.isnan(np.asarray(value)).any())
-            self._lacking = self._lacking | {name} if lacks else self._lacking - {name}
+        if known:
+            (self._lacking.add if np.isnan(np.asarray(msg["value"])).any() else self._lacking.discard)(name)
+        density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
+        fn = compat.rewrapped(msg["fn"], density)
+        msg["fn"] = fn if _counts(mask) else fn.mask(False)
 
 
 class uncondition_simulators(Messenger):
-    """The same model with its simulators not observed, and everything else as it is.
+    """A model with its simulators not observed, and everything else as it is.
 
     `Predictive(uncondition_simulators(model), samples)(rng_key, x)` simulates replicates of an observation
     that is passed to the model, while `numpyro.handlers.uncondition` would redraw ordinary observations as
@@ -152,7 +146,7 @@ class uncondition_simulators(Messenger):
 
 
 class generalized_bayes(Messenger):
-    r"""The same model with a loss in place of each observed simulator: prior x `exp(-weight n loss)`.
+    r"""A model with a loss in place of each observed simulator: prior x `exp(-weight n loss)`.
 
     The site stands in one data plate of size `n`, and the loss compares the data as a whole with simulated points. It
     counts once: `log_prob` divides it evenly, `-weight loss` for each element of the plate. With `loss=MMD()` this
@@ -203,7 +197,6 @@ class generalized_bayes(Messenger):
             not self.covariates or isinstance(noise, CommonNoise),
             f"`covariates` need noise=CommonNoise(...); got {type(noise).__name__}.",
         )
-        self._bound: dict[str, tuple[Any, Bound]] = {}
         super().__init__(model)
 
     def process_message(self, msg):
@@ -217,24 +210,19 @@ class generalized_bayes(Messenger):
             msg["fn"] = LossDensity(simulator, bound, nodes, self.weight)
 
     def _bind(self, msg, simulator: Simulator) -> Bound:
-        """The loss bound to the data, once for each observation."""
-        name, covariates = msg["name"], self.covariates.get(msg["name"])
+        """The loss bound to the data."""
+        covariates = self.covariates.get(msg["name"])
         msg["value"] = simulator.vector(msg["value"])
         check_site(msg, simulator, covariates)
-        value = np.asarray(msg["value"])
         if isinstance(self.noise, LatentNoise):
             declared_noise(simulator)
         call, fn = Call.of(simulator), cast(Any, simulator.fn)
         call = replace(call, fn=fn.fn) if isinstance(self.noise, LatentNoise) else call
         groups = () if covariates is None else simulator.groups
-        signature = call, groups, value.tobytes(), value.shape
-        known = self._bound.get(name)
-        if known is None or known[0] != signature:
-            given = None if covariates is None else np.asarray(covariates)
-            family = Family(partial(_at_group, call, groups), simulator.arguments.size, None, given)
-            independent = not isinstance(self.noise, CommonNoise) or not takes_even_noise(simulator)
-            known = self._bound[name] = signature, Bound.make(self.loss, value, family, independent)
-        return known[1]
+        given = None if covariates is None else np.asarray(covariates)
+        family = Family(partial(_at_group, call, groups), simulator.arguments.size, None, given)
+        independent = not isinstance(self.noise, CommonNoise) or not takes_even_noise(simulator)
+        return Bound.make(self.loss, np.asarray(msg["value"]), family, independent)
 
     def _nodes(self, msg, simulator: Simulator, bound: Bound) -> Nodes | None:
         """Sets of noise nodes `(sets, M, ...)`; None where a kernel has to bring the key."""
@@ -259,23 +247,14 @@ def _at_group(call: Call, groups: tuple[int, ...], arguments, noise, row=None):
 
 
 def _counts(mask: ArrayLike) -> bool:
-    """Whether any call counts, as far as is known."""
+    """Tell whether any call counts, as far as is known."""
     return not checks.is_concrete(mask) or bool(np.any(mask))
 
 
 def _density(
     name: str, likelihood: Likelihood, value: ArrayLike, mask: ArrayLike, simulator: Simulator
 ) -> Distribution:
-    try:
-        fn = likelihood(*simulator.broadcast_params(simulator.groups))
-    except ValueError as error:
-        raise checks.explained(
-            f"The likelihood of site {name!r} does not take the simulator's parameters: {error}"
-        ) from error
-    except Exception as error:
-        raise checks.explained(
-            f"The likelihood of site {name!r} failed: {error} ({type(error).__name__}).", RuntimeError
-        ) from error
+    fn = likelihood(*simulator.broadcast_params(simulator.groups))
     checks.require(
         isinstance(fn, Distribution),
         f"The likelihood of site {name!r} gave a {type(fn).__name__}; it must give a numpyro Distribution.",
@@ -294,10 +273,7 @@ def _density(
         f"has {simulator.batch_shape}, one for each call.",
     )
     if isinstance(fn, KernelMeansLikelihood) and _counts(mask):
-        try:
-            fn = fn.observing(value, mask, simulator.bounds)
-        except ValueError as error:
-            raise checks.explained(f"The observation at site {name!r} does not fit its likelihood: {error}") from error
+        fn = fn.observing(value, mask, simulator.bounds)
     return fn.expand(simulator.batch_shape)
 
 

@@ -97,13 +97,6 @@ class LossDensity(Distribution):
         )
         return super().mask(mask)
 
-    def sample(self, key, sample_shape=()):
-        """Raises: draws come from the simulator itself."""
-        raise checks.explained(
-            "A loss has no draws. To simulate, leave the site unobserved under `handlers.generalized_bayes`.",
-            NotImplementedError,
-        )
-
     def log_prob(self, value, intermediates=None):
         """`-weight loss` for each data point."""
         if self.nodes is None:

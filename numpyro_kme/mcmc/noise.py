@@ -24,7 +24,7 @@ from numpyro_kme.models.simulator_functions import FromNoise
 
 @frozen
 class CommonNoise:
-    """The same noise at every point of the chain: a smooth density, for any kernel.
+    """Noise that is the same at every point of the chain: a smooth density, for any kernel.
 
     A simulator in JAX runs on keys of low discrepancy (`models.node_keys`), a Latin hypercube over its noise. Others,
     and those that take no such keys, have independent noise: the posterior is then that of one simulated sample, close
@@ -105,7 +105,7 @@ def simulation_key(site: str, *, common: bool = False) -> jax.Array | None:
 
 
 class simulation_keys(Messenger):
-    """The same model with a key for each site that asks `simulation_key(site)`: `fold_in(rng_key, crc32(site))`.
+    """A model with a key for each site that asks `simulation_key(site)`: `fold_in(rng_key, crc32(site))`.
 
     Args:
         model: The model.

@@ -33,7 +33,7 @@ class Adapted(NamedTuple):
 
 
 class PseudoMarginalState(NamedTuple):
-    """What the next step needs.
+    """State that the next step needs.
 
     Attributes:
         z: Latents, unconstrained.
@@ -108,7 +108,9 @@ class PseudoMarginal(MCMCKernel):
         self._model, self._target, self._init_strategy = model, target_accept_prob, init_strategy
         self._blocks, self._num_warmup = blocks, 0
         self._noise_sites: tuple[str, ...] = ()
-        self._programs: tuple[Callable, Callable] | None = None  # potential energy, and the map to constrained latents
+        self._programs: Any = (
+            None  # potential energy, and the map to constrained latents, of the model that `init` read
+        )
 
     def _card(self) -> Card:
         rows = {"model": brief(self.model), "blocks": f"{self._blocks} of the noise", "target acceptance": self._target}
@@ -164,7 +166,7 @@ class PseudoMarginal(MCMCKernel):
     def postprocess_fn(self, model_args, model_kwargs):
         """The map to constrained latents and deterministic sites."""
         key = self._first_keys(jax.random.key(0))
-        return self._read[1](*model_args, simulation_rng_key=key, **(model_kwargs or {}))
+        return self._programs[1](*model_args, simulation_rng_key=key, **(model_kwargs or {}))
 
     def refresh(self, state, model_args, model_kwargs):
         """Estimate again with the key that is kept, after what the model is conditioned on has changed."""
@@ -172,7 +174,7 @@ class PseudoMarginal(MCMCKernel):
         return state._replace(potential_energy=energy)
 
     def wrap_model(self, wrapper):
-        """The same kernel for `wrapper(model)`."""
+        """A copy of the kernel for `wrapper(model)`."""
         new = copy.copy(self)
         new._model, new._programs = wrapper(self._model), None
         return new
@@ -185,19 +187,8 @@ class PseudoMarginal(MCMCKernel):
         return {**self.__dict__, "_programs": None}
 
     def _energy(self, z, noise_key, model_args, model_kwargs):
-        energy = self._read[0](*model_args, simulation_rng_key=noise_key, **(model_kwargs or {}))(z)
+        energy = self._programs[0](*model_args, simulation_rng_key=noise_key, **(model_kwargs or {}))(z)
         return jnp.where(jnp.isnan(energy), jnp.inf, energy)
-
-    @property
-    def _read(self):
-        """The potential and the map to constrained latents, of the model that `init` read."""
-        if self._programs is None:
-            raise checks.explained(
-                "The kernel has read no model yet, or was pickled since. Call MCMC.run first; after pickling, with the "
-                "last positions as `init_params`.",
-                RuntimeError,
-            )
-        return self._programs
 
     def _first_keys(self, key):
         key = checks.typed_key(key)
@@ -217,25 +208,27 @@ class PseudoMarginal(MCMCKernel):
         return parameters, {name: z[name] for name in self._noise_sites}
 
     def _step(self, state, model_args, model_kwargs):
-        rng_key, step_key, noise_key, accept_key = jax.random.split(state.rng_key, 4)
-        noise_key = self._renewed(state.noise_key, noise_key)
-        parameters, noise = self._parted(state.z)
-        flat, unflatten = ravel_pytree(parameters)
-        factor = jnp.linalg.cholesky(state.adapted.covariance)
-        moved = flat + jnp.exp(state.adapted.log_scale) * factor @ jax.random.normal(step_key, flat.shape, flat.dtype)
-        now, kept = (state.z, state.potential_energy, state.noise_key), state.adapted
-        noise, of_noise = _correlated(jax.random.fold_in(step_key, 1), noise, kept.log_step)
-        proposal = {**unflatten(moved), **noise}
-        energy = self._energy(proposal, noise_key, model_args, model_kwargs)
-        now, probability = _chosen(accept_key, (proposal, energy, noise_key), now, now[1] - energy + of_noise)
-        parameters, noise = self._parted(now[0])
-        adapted = _adapt(kept, ravel_pytree(parameters)[0], probability - self._target, state.i)
-        if noise:
-            noise_key, accept_key = jax.random.split(jax.random.fold_in(step_key, 2))
-            noise, of_noise = _correlated(noise_key, noise, kept.log_step)
+        rng_key, step_key, noise_key, together_key, alone_key = jax.random.split(state.rng_key, 5)
+        noise_key, kept = self._renewed(state.noise_key, noise_key), state.adapted
+        now = state.z, state.potential_energy, state.noise_key
+
+        def moved(key, now, parameters, noise_key):
+            """State of the chain after a proposal of parameters, of a correlated step of noise that is a latent, and
+            of other noise."""
+            step_key, accept_key = jax.random.split(key)
+            noise, log_ratio = _correlated(step_key, self._parted(now[0])[1], kept.log_step)
             proposal = {**parameters, **noise}
-            energy = self._energy(proposal, now[2], model_args, model_kwargs)
-            now, of_step = _chosen(accept_key, (proposal, energy, now[2]), now, now[1] - energy + of_noise)
+            energy = self._energy(proposal, noise_key, model_args, model_kwargs)
+            return _chosen(accept_key, (proposal, energy, noise_key), now, now[1] - energy + log_ratio)
+
+        flat, unflatten = ravel_pytree(self._parted(state.z)[0])
+        factor = jnp.linalg.cholesky(kept.covariance)
+        there = flat + jnp.exp(kept.log_scale) * factor @ jax.random.normal(step_key, flat.shape, flat.dtype)
+        now, probability = moved(together_key, now, unflatten(there), noise_key)
+        parameters, _ = self._parted(now[0])
+        adapted = _adapt(kept, ravel_pytree(parameters)[0], probability - self._target, state.i)
+        if self._noise_sites:
+            now, of_step = moved(alone_key, now, parameters, now[2])
             log_step = jnp.minimum(kept.log_step + _rate(state.i) * (of_step - OF_NOISE), 0.0)
             adapted = adapted._replace(log_step=log_step)
         warming = state.i < self._num_warmup
@@ -256,7 +249,7 @@ def _correlated(key: jax.Array, noise: dict, log_step: jax.Array):
 
 
 def _chosen(key: jax.Array, proposed: tuple, now: tuple, log_ratio: jax.Array):
-    """What the chain is at after a proposal `(z, energy, noise key)`, and the probability of its acceptance."""
+    """State of the chain after a proposal `(z, energy, noise key)`, and the probability of its acceptance."""
     probability = jnp.exp(jnp.minimum(jnp.where(jnp.isinf(proposed[1]), -jnp.inf, log_ratio), 0.0))
     accepted = jax.random.uniform(key) < probability
     return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), proposed, now), probability

@@ -19,7 +19,7 @@ from numpyro_kme.models.simulator import Simulator
 
 
 class soft_abc(Messenger):
-    r"""The same model with a kernel around the output of each observed simulator, and its noise as a latent.
+    r"""A model with a kernel around the output of each observed simulator, and its noise as a latent.
 
     $p_\epsilon(\theta, z \mid y) \propto p(\theta)\, p(z)\, k_\epsilon(y, f(z, \theta))$, where `f(z, theta)` is
     the simulator as a function of the noise that it declares (`FromNoise`). Its
@@ -121,14 +121,6 @@ class AroundSimulation(Distribution):
     def support(self) -> constraints.Constraint:
         """All real numbers."""
         return constraints.independent(constraints.real, self.event_dim)
-
-    def sample(self, key, sample_shape=()):
-        """Raises: draws come from the simulator itself."""
-        raise checks.explained(
-            "A kernel around a simulation is no distribution to draw from. Simulate with the model itself: "
-            "Predictive(uncondition_simulators(model), samples).",
-            NotImplementedError,
-        )
 
     def log_prob(self, value, intermediates=None):
         """`log k(y, x)` of each call, `(*batch_shape)`."""

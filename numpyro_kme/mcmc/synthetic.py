@@ -131,21 +131,17 @@ class SyntheticLikelihood(Distribution):
 
 
 def _check_rank(mean, covariance) -> None:
-    """Require variances, given the numbers before, above the rounding of the numbers and of their covariance."""
+    """Require variances above the rounding of the numbers, and correlations that can be inverted."""
     if not checks.is_concrete(covariance):
         return
     eps = 8.0 * float(jnp.finfo(covariance.dtype).eps)
-    mean, rest = np.asarray(mean, np.float64), np.array(covariance, np.float64)
-    scale, given = np.diagonal(rest).copy(), np.empty(len(rest))
-    for i in range(len(rest)):  # a factorisation by LAPACK may be all NaN where one number is at fault
-        given[i] = rest[i, i]
-        if given[i] > 0.0:
-            rest[i:, i:] -= np.outer(rest[i:, i], rest[i, i:]) / given[i]
-    lost = np.flatnonzero(~(given > eps * scale + (eps * mean) ** 2))
+    mean, covariance = np.asarray(mean, np.float64), np.asarray(covariance, np.float64)
+    variance = np.diagonal(covariance)
+    varies = bool(np.all(variance > np.square(eps * mean)))
     checks.require(
-        not len(lost),
-        f"Over the simulations, numbers {lost.tolist()} of the event are constant, follow from those before them, or "
-        "are not finite: the normal density does not exist. Leave them out.",
+        varies and np.linalg.eigvalsh(covariance / np.sqrt(np.outer(variance, variance))).min() > eps,
+        "Over the simulations, numbers of the event are constant, follow from one another, or are not finite: the "
+        "normal density does not exist. Leave them out.",
         np.linalg.LinAlgError,
     )
 

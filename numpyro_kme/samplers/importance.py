@@ -1,9 +1,7 @@
 """Adaptive importance sampling: weighted particles of a posterior, however much narrower than the prior it is; and
 systematic resampling of weighted particles."""
 
-import abc
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -11,9 +9,8 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card
-from numpyro_kme._core.host import numpy_function, numpy_rng, on_host, to_host
+from numpyro_kme._core.host import numpy_function, numpy_rng
 from numpyro_kme._core.keys import child, split
-from numpyro_kme._core.programs import in_blocks
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, Points
 from numpyro_kme.kernels.base import register
@@ -31,22 +28,14 @@ SMALLEST, HALVINGS = -60.0, 14
 LEAST_POWER = 1e-3
 """Smallest power that a proposal is fitted to."""
 BATCH = 1024
-"""Points at which a likelihood is evaluated together: one program for any number."""
+"""Points at which a likelihood is evaluated together."""
 
 
 class SignedLikelihood(Protocol):
     """A likelihood of one observation as a function of coordinates, which may be negative."""
 
     def signed_log(self, z: Array) -> tuple[Array, Array]:
-        """Its sign and the logarithm of its size at one point `(D,)`."""
-
-
-class PositiveLikelihood(abc.ABC):
-    """Base of those that are positive as they are, and that NumPy evaluates."""
-
-    @abc.abstractmethod
-    def log_densities(self, z: np.ndarray) -> Any:
-        """Logarithms at points `(n, D)`, `(n,)`."""
+        """Its sign and the logarithm of its size at points `(n, D)`, `(n,)` each."""
 
 
 @register
@@ -283,23 +272,12 @@ def _fitted_proposal(rng_key, particles, weights) -> Mixed:
     return Mixed(NormalKernels.of(mean[None], root), estimates[int(np.argmax(scores))], ONE_NORMAL)
 
 
-def signed_logs(likelihood: SignedLikelihood, points: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Sign and log of `q(y | z)` at points `(n, D)`, `(n,)` each; by NumPy where it is positive, else in blocks, so
-    that one program serves any number."""
-    if isinstance(likelihood, PositiveLikelihood):
-        own, points = to_host(likelihood), np.asarray(points)
-        parts = [own.log_densities(points[first : first + BATCH]) for first in range(0, len(points), BATCH)]
-        return np.ones(len(points)), np.concatenate(parts)
-    return on_host(_in_blocks)(likelihood, points)
-
-
-def _in_blocks(likelihood, points):
-    return in_blocks(partial(_signed_logs, likelihood), points, BATCH)
-
-
-@jax.jit
-def _signed_logs(likelihood, points):
-    return jax.vmap(likelihood.signed_log)(points)
+def signed_logs(likelihood: SignedLikelihood, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sign and log of `q(y | z)` at points `(n, D)`, `(n,)` each, float64, in blocks."""
+    starts = range(0, len(points), BATCH)
+    parts = [likelihood.signed_log(points[start : start + BATCH]) for start in starts]
+    sign, log_size = (np.concatenate([np.asarray(part, np.float64) for part in kind]) for kind in zip(*parts))
+    return sign, log_size
 
 
 def systematic(rng: np.random.Generator, weights: np.ndarray, n: int) -> np.ndarray:

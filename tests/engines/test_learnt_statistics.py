@@ -86,7 +86,7 @@ def test_half_of_the_simulations_is_compared_with_the_same_statistics(kelfi):
     same = kme.fit_likelihood(theta[rows], simulated[rows], form=form, coordinates=coordinates)
     z, y = coordinates.table(theta[:5]), half.surrogate.transformed(np.asarray(X)[None])[0]
     np.testing.assert_allclose(
-        half.surrogate.at(X).log_densities(z), same.surrogate.at(y).log_densities(z), rtol=1e-5, atol=1e-4
+        half.surrogate.at(X).log_density(z), same.surrogate.at(y).log_density(z), rtol=1e-5, atol=1e-4
     )
     assert kelfi.posterior.moved_by_half < 0.5
 

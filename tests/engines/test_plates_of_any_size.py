@@ -55,7 +55,7 @@ def test_the_model_with_the_learnt_density_adds_up_more_trials(kelfi):
         jax.vmap(lambda m: log_density(kme.handlers.surrogate(model, kelfi.likelihoods), (x,), {}, {"mu": m})[0])
     )
     z = learnt.coordinates.table(mu[:, None])
-    expected = np.sum([learnt.at(one).log_densities(z) for one in x], axis=0) + stats.norm.logpdf(mu)
+    expected = np.sum([learnt.at(one).log_density(z) for one in x], axis=0) + stats.norm.logpdf(mu)
     np.testing.assert_allclose(joint(mu), expected, rtol=1e-4)
 
 

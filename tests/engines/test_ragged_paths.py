@@ -99,7 +99,7 @@ def test_many_paths_are_those_one_at_a_time(kelfi):
 
 @pytest.mark.slow
 def test_hyperparameters_are_learnt():
-    form = KernelMeans(data_kernel=LENGTHS, learner=Learner(num_starts=1, max_steps=20))
+    form = KernelMeans(data_kernel=LENGTHS, learner=Learner(max_steps=20))
     engine = KELFI(model, 60, form=form, progress_bar=False)
     engine.run(jax.random.key(0), x=OBSERVED)
     mean, deviation = exact(OBSERVED)

@@ -135,7 +135,7 @@ def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
             engine.condition(jax.random.key(1), x=y)
         moments = []
         for fitted in (learnt.likelihoods["x"], half):
-            log_density = fitted.surrogate.at(y).log_densities(z[:, None]) - 0.5 * z**2
+            log_density = fitted.surrogate.at(y).log_density(z[:, None]) - 0.5 * z**2
             weights = np.exp(log_density - log_density.max())
             mean = np.average(z, weights=weights)
             moments.append((mean, np.sqrt(np.average((z - mean) ** 2, weights=weights))))

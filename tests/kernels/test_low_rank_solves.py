@@ -116,7 +116,7 @@ def test_dense_in_blocks_is_dense(monkeypatch, dense):
 
 def test_learning_from_a_part_keeps_the_noise_variance():
     """As if the part were all there is, but for `lam`, whose product with the number of simulations stays."""
-    learner = Learner(most=30, subset=30, max_steps=3, last_steps=2)
+    learner = Learner(most=30, subset=30, max_steps=3)
     bank = TrainingSet(Z, X)
     whole, small = (learn(LeaveOneOut(), b, HYPER, learner).hyper for b in (bank, bank.random_subset(30)))
     np.testing.assert_allclose(whole.regularisation * M, small.regularisation * 30, rtol=1e-12)

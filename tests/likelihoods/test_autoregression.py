@@ -43,7 +43,7 @@ def series():
 
 def log_densities(surrogate, x, z):
     """At pairs of series `(k, n)` and coordinates `(k, D)`."""
-    return np.array([surrogate.at_rows(row[None]).log_densities(point[None])[0] for row, point in zip(x, z)])
+    return np.array([surrogate.at_rows(row[None]).log_density(point[None])[0] for row, point in zip(x, z)])
 
 
 def divergence(surrogate, coordinates):
@@ -116,7 +116,7 @@ def test_every_entry_may_be_in_an_interval(series):
     cube = np.stack(np.meshgrid(*[0.5 + 0.5 * points] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     weights = np.prod(np.stack(np.meshgrid(*[0.5 * weights] * 3, indexing="ij")), axis=0).ravel()
     at = series.surrogate.at_rows(low + cube * (high - low))
-    densities = np.exp(np.stack([at.log_densities(row[None, None])[0] for row in z]))
+    densities = np.exp(np.stack([at.log_density(row[None, None])[0] for row in z]))
     np.testing.assert_allclose(np.exp(found), densities @ weights * np.prod(high - low), rtol=0.05)
     by_jax = jax.jit(lambda theta: series(theta).observing(nothing, bounds=(low, high)).log_prob(nothing))
     np.testing.assert_allclose([by_jax(row) for row in theta], found, rtol=1e-3)
@@ -157,8 +157,8 @@ def test_the_density_of_a_series_integrates_to_one(series):
     grid = np.sinh(np.linspace(-6.0, 6.0, 161))
     rows = np.stack([np.full((161, 161), first), *np.meshgrid(grid, grid, indexing="ij")], axis=-1).reshape(-1, 3)
     z = np.array([[0.3]])
-    found = np.exp(surrogate.at_rows(rows).log_densities(z[:, None])[0]).reshape(161, 161)
-    alone = np.exp(surrogate.marginal(np.array([True, False, False])).at_rows(rows[:1, :]).log_densities(z))
+    found = np.exp(surrogate.at_rows(rows).log_density(z[:, None])[0]).reshape(161, 161)
+    alone = np.exp(surrogate.marginal(np.array([True, False, False])).at_rows(rows[:1, :]).log_density(z))
     np.testing.assert_allclose(trapezoid(trapezoid(found, grid, axis=1), grid), alone[0], rtol=0.1)
 
 
@@ -170,17 +170,17 @@ def test_an_interval_is_the_integral_over_it(series):
     assert learnt.decorrelation.curved is not None
     grid = np.linspace(-1.0, 2.0, 2001)
     rows = np.where(np.isnan(y), grid[:, None], y)
-    densities = np.exp(learnt.at_rows(rows).log_densities(z[:, None]))
+    densities = np.exp(learnt.at_rows(rows).log_density(z[:, None]))
     np.testing.assert_allclose(np.exp(found), trapezoid(densities, grid, axis=1), rtol=0.02)
 
 
 def test_by_jax_and_in_float32(series):
     at = series.surrogate.at(np.array([0.5, -1.0, 2.0]))
     z = np.linspace(-2.0, 2.0, 9)[:, None]
-    expected = at.log_densities(z)
+    expected = at.log_density(z)
     found, slopes = jax.jit(jax.vmap(jax.value_and_grad(at.log_density)))(jnp.asarray(z))
     np.testing.assert_allclose(found, expected, atol=2e-3)
-    np.testing.assert_allclose(at.brief().log_densities(z), expected, atol=2e-2)
+    np.testing.assert_allclose(at.brief().log_density(z), expected, atol=2e-2)
     assert np.isfinite(slopes).all()
 
 

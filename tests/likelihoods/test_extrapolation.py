@@ -231,7 +231,7 @@ def test_functions_are_held_outside_and_residuals_widen_as_the_formula_says(obse
     inner = jax.jit(surrogate.density.log_density)(jnp.array([u]), jnp.asarray(held))
     jacobian = surrogate.marginals.log_slope((observed - surrogate.transform.centre) / surrogate.transform.scale)[0]
     expected = inner - np.log(wide) + jacobian - np.log(surrogate.transform.scale[0])
-    np.testing.assert_allclose(at.log_densities(point[None]), expected, rtol=2e-3)
+    np.testing.assert_allclose(at.log_density(point[None]), expected, rtol=2e-3)
 
 
 def squared(rng, z):
@@ -261,7 +261,7 @@ def test_there_is_no_second_peak_outside(simulate, dim, rng):
         for end, side in ((z[:, d].max(), 1.0), (z[:, d].min(), -1.0)):
             points = np.tile(np.zeros(dim), (len(out), 1))
             points[:, d] = end + side * out
-            found = at.log_densities(points)
+            found = at.log_density(points)
             assert np.max(found - np.minimum.accumulate(found)) < 0.05 and found[-1] < found[0] - 1.0
 
 
@@ -274,7 +274,7 @@ def test_a_posterior_beyond_the_edge_is_found_there_and_one_inside_is_not(copies
     for y, share in ((theta.max() + 1.0, (0.95, 1.0)), (0.5, (0.0, 0.005))):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            logs = fitted.at(np.full(copies, y)).log_densities(fitted.coordinates.at(grid))
+            logs = fitted.at(np.full(copies, y)).log_density(fitted.coordinates.at(grid))
         weights = np.exp(logs - logs.max() - 0.5 * np.square(grid[:, 0] / 10.0))
         weights /= weights.sum()
         beyond = weights @ fitted.beyond(np.full(copies, y), grid)
@@ -448,7 +448,7 @@ def test_bounds_are_not_looked_for_where_they_are_not_wanted(rng):
     x, line = z + rng.exponential(size=(300, 1)), np.linspace(-1.0, 1.0, 21)[:, None]
     for bounds in (True, False):
         surrogate = kme.ResidualKernelMeans(bounds=bounds).fit(z, x)
-        inside, outside = (np.mean(surrogate.at_rows(line + d).log_densities(line)) for d in (0.1, -0.1))
+        inside, outside = (np.mean(surrogate.at_rows(line + d).log_density(line)) for d in (0.1, -0.1))
         assert surrogate.support.side.tolist() == [float(bounds)]
         assert (inside - outside > np.log(20.0)) == bounds
 
@@ -469,7 +469,7 @@ def test_heavy_tails_around_a_line_are_those_of_the_noise(rng):
         assert ("heavy tails around a line" in surrogate.describe()) == (side == 2.0)
         if side:
             assert not surrogate.outside_support(np.array([1e6]), z).any()
-            found = surrogate.at_rows(x[300:, None]).log_densities(z[300:])
+            found = surrogate.at_rows(x[300:, None]).log_density(z[300:])
             missing = stats.cauchy.logpdf(noise[300:]) - found
             assert np.mean(missing) < 0.08
             by_jax = [float(surrogate.at(y).log_density(p)) for y, p in zip(x[300:305, None], z[300:305])]

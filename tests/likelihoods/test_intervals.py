@@ -42,7 +42,7 @@ def test_one_interval(fitted, end):
     size = 4_001 if np.isfinite(end).all() else 40_001
     grid = np.linspace(max(end[0], Y[2] - 30 * spread), min(end[1], Y[2] + 30 * spread), size)
     rows = np.where(inside, grid[:, None], Y)
-    densities = np.exp(learnt.at_rows(rows).log_densities(Z[:, None]))
+    densities = np.exp(learnt.at_rows(rows).log_density(Z[:, None]))
     np.testing.assert_allclose(np.exp(found), trapezoid(densities, grid, axis=1), rtol=0.002)
 
 
@@ -54,7 +54,7 @@ def test_two_intervals(fitted):
     # tails are heavy
     first, second = Y[0] + 0.3 - np.sinh(np.linspace(8.0, 0.0, 301)), np.linspace(0.5 * Y[1], 1.5 * Y[1], 101)
     rows = np.stack([np.array([a, b, Y[2], Y[3]]) for a in first for b in second])
-    densities = np.exp(np.stack([learnt.at_rows(rows).log_densities(z[None, None])[0] for z in near]))
+    densities = np.exp(np.stack([learnt.at_rows(rows).log_density(z[None, None])[0] for z in near]))
     expected = trapezoid(trapezoid(densities.reshape(-1, 301, 101), second, axis=2), first, axis=1)
     np.testing.assert_allclose(found, np.log(expected), atol=0.1)
 

@@ -108,7 +108,7 @@ def test_posterior_means_are_off_by_about_as_much():
         rng = np.random.default_rng(seed)
         z = rng.normal(size=(100, 1))
         learnt = ResidualKernelMeans().fit(z, curve(z) + 0.3 * rng.normal(size=z.shape))
-        own = quantiles(prior + learnt.at(y).log_densities(GRID))
+        own = quantiles(prior + learnt.at(y).log_density(GRID))
         off.append((own.mean() - exact.mean()) / exact.std())
         told.append(moved_means(own[:, None], learnt.location_changes(y, own[:, None]))[0])
     assert 0.35 < np.sqrt(np.mean(np.square(told)) / np.mean(np.square(off))) < 1.6

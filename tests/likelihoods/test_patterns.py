@@ -34,20 +34,20 @@ def test_the_residual_form_is_that_of_simulations_without_the_others(residual):
     expected = fit_likelihood(THETA, X[:, seen]).at(LACKING[seen])
     found = residual.at(LACKING)
     # bandwidths are learnt in float32: another order of its sums moves them by up to 1e-5
-    np.testing.assert_allclose(found.log_densities(POINTS), expected.log_densities(POINTS), rtol=1e-4)
-    np.testing.assert_allclose(found.brief().log_densities(POINTS), expected.log_densities(POINTS), atol=0.05)
-    whole = residual.at(Y).log_densities(POINTS)
-    assert np.ptp(whole - expected.log_densities(POINTS)) > 0.5  # what is left out said something
+    np.testing.assert_allclose(found.log_density(POINTS), expected.log_density(POINTS), rtol=1e-4)
+    np.testing.assert_allclose(found.brief().log_density(POINTS), expected.log_density(POINTS), atol=0.05)
+    whole = residual.at(Y).log_density(POINTS)
+    assert np.ptp(whole - expected.log_density(POINTS)) > 0.5  # what is left out said something
 
 
 def test_constant_statistics_may_be_missing_or_not():
     x = np.insert(X, 2, 7.0, axis=1)
     with pytest.warns(UserWarning, match="constant"):
         fitted = fit_likelihood(THETA, x)
-    found = fitted.at(np.array([np.nan, Y[1], np.nan, Y[2], Y[3], Y[4]])).log_densities(POINTS)
+    found = fitted.at(np.array([np.nan, Y[1], np.nan, Y[2], Y[3], Y[4]])).log_density(POINTS)
     with pytest.raises(ValueError, match="Statistic 2 is 7"):
         fitted.at(np.array([np.nan, Y[1], 6.0, Y[2], Y[3], Y[4]]))
-    expected = fit_likelihood(THETA, X[:, 1:]).at(Y[1:]).log_densities(POINTS)
+    expected = fit_likelihood(THETA, X[:, 1:]).at(Y[1:]).log_density(POINTS)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     with pytest.raises(ValueError, match="none of these varies"):
         fitted.at(np.array([np.nan, np.nan, 7.0, np.nan, np.nan, np.nan]))
@@ -60,26 +60,19 @@ def test_the_published_form_is_the_integral_over_the_others():
     scale = np.std(x[:, 1])
     grid = np.linspace(x[:, 1].min() - 8 * scale, x[:, 1].max() + 8 * scale, 801)
     z = fitted.coordinates.table(POINTS[:5])
-    surrogate = fitted.surrogate
-
-    @jax.jit
-    @jax.vmap
-    def of_both(other):
-        sign, log_size = jax.vmap(surrogate._at(jnp.stack([Y[0], other])).signed_log)(jnp.asarray(z))
-        return sign * jnp.exp(log_size)
-
-    values = of_both(jnp.asarray(grid))
-    sign, log_size = jax.vmap(fitted.at(np.array([Y[0], np.nan])).signed_log)(jnp.asarray(z))
-    np.testing.assert_allclose(sign * np.exp(log_size), trapezoid(values, grid, axis=0), rtol=2e-3)
+    sign, log_size = fitted.surrogate.at_rows(np.stack([np.full(801, Y[0]), grid], axis=1)).signed_log(z[:, None])
+    values = sign * np.exp(log_size)
+    sign, log_size = fitted.at(np.array([Y[0], np.nan])).signed_log(z)
+    np.testing.assert_allclose(sign * np.exp(log_size), trapezoid(values, grid, axis=1), rtol=2e-3)
 
 
 def test_a_pattern_is_learnt_once(monkeypatch):
     fitted, calls = fit_likelihood(THETA, X), []
     learn = Form.dependence
     monkeypatch.setattr(Form, "dependence", lambda *args: calls.append(args) or learn(*args))
-    first = fitted.at(LACKING).log_densities(POINTS)
-    np.testing.assert_array_equal(fitted.at(LACKING).log_densities(POINTS), first)
-    np.testing.assert_array_equal(fitted.at(LACKING + 0.0).log_densities(POINTS), first)
+    first = fitted.at(LACKING).log_density(POINTS)
+    np.testing.assert_array_equal(fitted.at(LACKING).log_density(POINTS), first)
+    np.testing.assert_array_equal(fitted.at(LACKING + 0.0).log_density(POINTS), first)
     assert len(calls) == 1
     fitted.at(np.where(np.arange(5) == 0, np.nan, Y))
     assert len(calls) == 2
@@ -107,7 +100,7 @@ def test_outputs_that_lack_different_entries(residual, lead, groups):
     numbers = np.broadcast_to(np.arange(6).reshape(lead), batch)
     theta = np.broadcast_to(arguments, (*batch, 2))
     expected = [
-        0.0 if n == 4 else residual.at(ROWS[n]).log_densities(residual.coordinates.table(t[None]))[0]
+        0.0 if n == 4 else residual.at(ROWS[n]).log_density(residual.coordinates.table(t[None]))[0]
         for n, t in zip(numbers.ravel(), theta.reshape(-1, 2))
     ]
     np.testing.assert_allclose(found, np.reshape(expected, batch), rtol=2e-4, atol=2e-4)

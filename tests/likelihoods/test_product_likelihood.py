@@ -61,7 +61,7 @@ def test_outputs_integrate_to_one_where_entries_are_missing(fitted):
     grid = np.sinh(np.linspace(-8.0, 8.0, 161))
     rows = np.full((161, 161, 5), np.nan)
     rows[..., 1], rows[..., 3] = np.meshgrid(grid, grid, indexing="ij")
-    logs = learnt.at_rows(rows.reshape(-1, 5)).log_densities(Z[:1])
+    logs = learnt.at_rows(rows.reshape(-1, 5)).log_density(Z[:1])
     total = trapezoid(trapezoid(np.exp(np.ravel(logs)).reshape(161, 161), grid), grid)
     assert total == pytest.approx(1.0, abs=0.02)
 
@@ -75,7 +75,7 @@ def test_an_interval_is_the_integral_over_it(fitted, end):
     assert learnt.density.apart is not None
     grid = np.unique(np.clip(np.append(GRID, np.linspace(-1.0, 2.0, 301)), *end))
     rows = np.where(inside, grid[:, None], Y)
-    expected = trapezoid(np.exp(learnt.at_rows(rows).log_densities(Z[:, None])), grid, axis=1)
+    expected = trapezoid(np.exp(learnt.at_rows(rows).log_density(Z[:, None])), grid, axis=1)
     np.testing.assert_allclose(np.exp(found), expected, rtol=0.03)
 
 
@@ -112,4 +112,4 @@ def test_a_run_is_summarised_conditioned_and_saved(tmp_path, capsys):
     fitted = engine.posterior.likelihoods["x"]
     fitted.save(tmp_path / "likelihood.kme")
     found = FittedLikelihood.load(tmp_path / "likelihood.kme")
-    np.testing.assert_array_equal(found.at(first).log_densities(Z), fitted.at(first).log_densities(Z))
+    np.testing.assert_array_equal(found.at(first).log_density(Z), fitted.at(first).log_density(Z))

@@ -23,7 +23,7 @@ def simulated(rng, m, lengths_of):
 
 def posterior(surrogate, y):
     """Mean, and half the width of the middle 68 %, of the posterior under a standard normal prior, on a grid."""
-    density = surrogate.at(y).log_densities(GRID) - 0.5 * GRID[:, 0] ** 2
+    density = surrogate.at(y).log_density(GRID) - 0.5 * GRID[:, 0] ** 2
     cumulated = np.cumsum(np.exp(density - density.max()))
     low, middle, high = GRID[np.searchsorted(cumulated / cumulated[-1], [0.1587, 0.5, 0.8413]), 0]
     return middle, 0.5 * (high - low)
@@ -56,8 +56,8 @@ def test_the_posterior_is_that_of_the_own_length(learnt, n):
 
 def test_many_outputs_are_prepared_as_one_at_a_time(learnt):
     surrogate, z, x = learnt
-    together = surrogate.at_rows(x[:3]).log_densities(z[:4, None])
-    each = np.stack([surrogate.at(row).log_densities(z[:4]) for row in x[:3]], axis=1)
+    together = surrogate.at_rows(x[:3]).log_density(z[:4, None])
+    each = np.stack([surrogate.at(row).log_density(z[:4]) for row in x[:3]], axis=1)
     np.testing.assert_allclose(together, each, rtol=1e-6, atol=1e-8)
     one = surrogate.at(x[0])
     np.testing.assert_allclose(jax.jit(jax.vmap(one.log_density))(z[:4]), each[:, 0], rtol=1e-3, atol=1e-3)

@@ -288,7 +288,7 @@ def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
     z = rng.normal(size=(150, 2))
     x = (np.sin(z.sum(axis=1)) + 1e-5 * rng.normal(size=150))[:, None] + 10.0
     at, points = ResidualKernelMeans().fit(z, x).at(x[0]), z[0] + 1e-5 * rng.normal(size=(20, 2))
-    full, brief = (one.log_densities(points) for one in (at, at.brief()))
+    full, brief = (one.log_density(points) for one in (at, at.brief()))
     assert brief.dtype == np.float64 and not np.array_equal(full, brief)
     np.testing.assert_allclose(brief, full, atol=1e-3)
 
@@ -334,7 +334,7 @@ def test_location_and_scale_settle_where_scales_span_orders_of_magnitude():
         x, z = theta[:, :1] + np.square(theta[:, 1:]) * rng.normal(size=(2000, 1)), ndtri((theta + 3.0) / 6.0)
         surrogate = ResidualKernelMeans().fit(z[:1000], x[:1000])
         exact = stats.norm.logpdf(x[1000:, 0], theta[1000:, 0], np.square(theta[1000:, 1]))
-        gaps.append(np.mean(exact - surrogate.at_rows(x[1000:]).log_densities(z[1000:])))
+        gaps.append(np.mean(exact - surrogate.at_rows(x[1000:]).log_density(z[1000:])))
     assert np.mean(gaps) < 0.16
 
 
@@ -357,7 +357,7 @@ def test_a_mixture_whose_weights_follow_the_parameters_is_learnt_without_locatio
     assert fitted.unmoved.tolist() == [True, True, False]
     assert "statistics 0, 1" in fitted.describe()["embedded as they are"]
     z_new, x_new, exact = mixture_of_two(np.random.default_rng(2), 1000)
-    gap = exact - fitted.at_rows(x_new).log_densities(z_new)
+    gap = exact - fitted.at_rows(x_new).log_density(z_new)
     assert np.mean(gap) < 0.2 + 4.0 * np.std(gap) / np.sqrt(len(gap))
     seen = np.array([True, False, True])
     assert fitted.marginal(seen).unmoved.tolist() == [True, False]

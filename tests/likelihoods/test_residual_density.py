@@ -176,7 +176,7 @@ def test_a_saved_likelihood_has_the_same_densities(learnt, tmp_path):
     learnt.save(tmp_path / "cauchy.kme")
     again, z, y = FittedLikelihood.load(tmp_path / "cauchy.kme"), np.linspace(-1.0, 1.0, 5)[:, None], np.arange(6.0)
     assert again.surrogate.density.apart is not None
-    np.testing.assert_array_equal(*(fitted.surrogate.at(y).log_densities(z) for fitted in (learnt, again)))
+    np.testing.assert_array_equal(*(fitted.surrogate.at(y).log_density(z) for fitted in (learnt, again)))
 
 
 @pytest.mark.parametrize("bounds", [True, False])
@@ -187,7 +187,7 @@ def test_the_posterior_of_heavy_tailed_draws_is_as_wide_as_the_exact_one(bounds)
     for truth in rng.normal(size=16):
         y = truth + np.clip(0.3 * rng.standard_cauchy(size=6), -3.0, 3.0)
         exact = stats.norm.logpdf(grid) + stats.cauchy.logpdf(y[:, None], grid, 0.3).sum(axis=0)
-        found = stats.norm.logpdf(grid) + np.asarray(learnt.surrogate.at(y).log_densities(grid[:, None]))
+        found = stats.norm.logpdf(grid) + np.asarray(learnt.surrogate.at(y).log_density(grid[:, None]))
         sds = []
         for logs in (found, exact):
             p = np.exp(logs - logs.max())

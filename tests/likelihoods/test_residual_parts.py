@@ -351,7 +351,7 @@ def test_a_statistic_without_noise_is_known_to_a_thousandth():
         z = np.random.default_rng(seed).normal(size=(300, 2))
         x = 2.0 * z[:, :1] + 1.0
         surrogate = kme.ResidualKernelMeans().fit(z, x)
-        log_densities = surrogate.at_rows(x[:20]).log_densities(z[:20])
+        log_densities = surrogate.at_rows(x[:20]).log_density(z[:20])
         assert np.median(log_densities) > -np.log(2.0 * 1e-3 * np.sqrt(2.0 * np.pi))
         standardised = surrogate.standardised(surrogate._at(x, np).standard, z, np).residuals
         assert 0.3 < np.sqrt(np.mean(np.square(standardised))) < 2.0  # neither narrower than it is off, nor wider

@@ -103,8 +103,8 @@ def test_a_likelihood_of_learnt_statistics_is_that_of_their_table(linear):
     fitted = fit_likelihood(z, x, form=OfStatistics(SemiAutomaticStatistics(), ResidualKernelMeans()))
     learnt = fitted.surrogate.statistics
     assert learnt.names == tuple(f"mean of {name}" for name in fitted.coordinates.names)
-    same = fitted.surrogate.inner.at(learnt(new[:1])[0]).log_densities(z[:5])
-    np.testing.assert_allclose(fitted.at(new[0]).log_densities(z[:5]), same, rtol=1e-6)
+    same = fitted.surrogate.inner.at(learnt(new[:1])[0]).log_density(z[:5])
+    np.testing.assert_allclose(fitted.at(new[0]).log_density(z[:5]), same, rtol=1e-6)
     stacked = fitted.surrogate.at_rows(new[:3])
     np.testing.assert_allclose(stacked.data, learnt(new[:3]))
     with pytest.raises(TypeError, match="`y` must be concrete"):
@@ -119,13 +119,13 @@ def test_statistics_that_are_kept_may_be_missing(distracted):
     z, x = distracted[0][:200], distracted[1][:200]
     fitted = fit_likelihood(z, x, form=OfStatistics(SelectedStatistics(), ResidualKernelMeans()))
     y = x[0].copy()
-    whole = fitted.at(y).log_densities(z[:5])
+    whole = fitted.at(y).log_density(z[:5])
     y[3] = np.nan
-    np.testing.assert_allclose(fitted.at(y).log_densities(z[:5]), whole)
+    np.testing.assert_allclose(fitted.at(y).log_density(z[:5]), whole)
     kept = np.array(fitted.surrogate.statistics.kept)
     y[kept[1]] = np.nan
-    alone = fitted.surrogate.inner.marginal(np.arange(len(kept)) != 1).at(y[kept]).log_densities(z[:5])
-    np.testing.assert_allclose(fitted.at(y).log_densities(z[:5]), alone)
+    alone = fitted.surrogate.inner.marginal(np.arange(len(kept)) != 1).at(y[kept]).log_density(z[:5])
+    np.testing.assert_allclose(fitted.at(y).log_density(z[:5]), alone)
 
 
 def has(found, values):

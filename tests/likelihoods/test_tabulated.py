@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from numpyro_kme import fit_likelihood
-from numpyro_kme.likelihoods.prepared import PreparedLikelihood, prepare
+from numpyro_kme.likelihoods.prepared import prepare
 from numpyro_kme.likelihoods.residual import tabulated
 from numpyro_kme.likelihoods.residual.density import KernelMixture
 
@@ -29,7 +29,7 @@ def at_many(fitted, rng, shape):
     """Twenty outputs of each of six calls, among them far ones, in brief, and points."""
     y = 0.2 + SHAPES[shape](rng, 120).reshape(6, 20, 1)
     y[0, :2, 0] = fitted.surrogate.transform.centre[0] + np.array([4.5, -4.0]) * fitted.surrogate.transform.scale[0]
-    return PreparedLikelihood.of(fitted, y), rng.normal(size=(30, 6, 1, 1))
+    return prepare(fitted, y), rng.normal(size=(30, 6, 1, 1))
 
 
 @pytest.mark.filterwarnings("ignore:The observation lies")
@@ -38,7 +38,7 @@ def test_agrees_with_kernels_one_by_one(rng, shape):
     """In tails and between them; sums of twenty too, in which errors add up."""
     prepared, z = at_many(learnt(shape, rng), rng, shape)
     brief = prepared.brief()
-    assert brief.likelihood.surrogate.density.table.serves(np.zeros((30, 6, 20, 1)), z)
+    assert brief.parts[0].surrogate.density.table.serves(np.zeros((30, 6, 20, 1)), z)
     exact, found = prepared.log_densities(z), brief.log_densities(z)
     np.testing.assert_allclose(found, exact, atol=5e-3)
     np.testing.assert_allclose(found.sum(axis=-1), exact.sum(axis=-1), atol=2e-2)
@@ -83,13 +83,14 @@ def test_intervals_take_it_too(rng):
 
 
 def test_many_outputs_take_no_more_memory_at_many_points(rng, monkeypatch):
-    prepared = PreparedLikelihood.of(learnt("normal", rng), rng.normal(size=(50_000, 1))).brief()
-    sizes, evaluate = [], type(prepared.likelihood).log_densities
+    prepared = prepare(learnt("normal", rng), rng.normal(size=(50_000, 1))).brief()
+    (likelihood,) = prepared.parts
+    sizes, evaluate = [], type(likelihood).log_density
 
     def noted(self, z):
         sizes.append(len(z))
         return evaluate(self, z)
 
-    monkeypatch.setattr(type(prepared.likelihood), "log_densities", noted)
+    monkeypatch.setattr(type(likelihood), "log_density", noted)
     assert prepared.log_densities(rng.normal(size=(5, 1, 1))).shape == (5, 50_000)
-    assert prepared.likelihood.tabulated and sizes == [2, 2, 1]
+    assert likelihood.tabulated and sizes == [2, 2, 1]

@@ -20,7 +20,6 @@ from numpyro_kme.mcmc.noise import (
     CommonNoise,
     FreshNoise,
     LatentNoise,
-    fresh_nodes,
     simulation_keys,
 )
 from numpyro_kme.models.simulator import Simulator
@@ -119,15 +118,6 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
     assert values[0] == values[1] != values[2]
 
 
-def test_noise_of_several_keys_is_made_of_equal_parts():
-    keys = random.split(random.key(0), 4)
-    whole = fresh_nodes(keys, FreshNoise(12, repeats=2)).noise
-    parts = [fresh_nodes(key, FreshNoise(3, repeats=2)).noise for key in keys]
-    np.testing.assert_array_equal(random.key_data(whole), np.concatenate([random.key_data(part) for part in parts], 1))
-    with pytest.raises(ValueError, match="must be a multiple of the number of blocks; got 10 points and 4 blocks"):
-        fresh_nodes(keys, FreshNoise(10))
-
-
 def test_kernels_that_bring_new_keys_leave_common_noise_as_it_is():
     gb, key = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(16, random.key(3))), random.key(4)
     given = [gb, simulation_keys(gb, rng_key=key, common=False), simulation_keys(gb, rng_key=key)]
@@ -205,17 +195,6 @@ def test_outliers_do_not_move_the_posterior(polluted):
     p = np.exp(log_p - log_p.max())
     exact = p @ grid / p.sum()
     np.testing.assert_allclose([mean, sd], [exact, np.sqrt(p @ (grid - exact) ** 2 / p.sum())], atol=2e-3)
-
-
-@pytest.mark.slow
-def test_nuts_samples_the_posterior(polluted):
-    x, mean, sd = polluted
-    gb = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(256))
-    mcmc = MCMC(NUTS(gb), num_warmup=200, num_samples=800, progress_bar=False)
-    mcmc.run(random.key(0), x)
-    draws = mcmc.get_samples()["mean"]
-    np.testing.assert_allclose(draws.mean(), mean, atol=5 * sd / np.sqrt(150))
-    np.testing.assert_allclose(draws.std(), sd, rtol=5 / np.sqrt(2 * 150))
 
 
 def without_y(x, simulator=DECLARED):

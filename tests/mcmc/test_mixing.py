@@ -6,8 +6,6 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 from numpyro_kme import KernelMeansLikelihood, Simulator, fit_likelihood
@@ -52,15 +50,3 @@ def test_a_site_a_factor_and_the_handler_are_one_density(written_out):
     site, factor, handler = jax.jit(jax.vmap(densities))(np.linspace(-1.0, 2.0, 7, dtype=np.float32))
     np.testing.assert_allclose(site, factor, rtol=1e-6)
     np.testing.assert_allclose(site, handler, rtol=1e-4)
-
-
-@pytest.mark.slow  # the density is that of the handler, by the test above, and NUTS with the handler: test_handlers
-@pytest.mark.parametrize("form", ["site", "factor"])
-def test_nuts_samples_a_likelihood_written_out(written_out, form):
-    """Against the posterior N(0.8 x, 0.2), up to what 300 simulations teach and Monte Carlo errors."""
-    mcmc = MCMC(NUTS(written_out[form]), num_warmup=150, num_samples=400, progress_bar=False)
-    mcmc.run(random.key(3), X)
-    draws, sd = np.asarray(mcmc.get_samples()["theta"])[None], np.sqrt(0.2)
-    error = 1.0 / np.sqrt(effective_sample_size(draws))
-    assert abs(draws.mean() - 0.64) < (4.0 * error + 0.25) * sd
-    assert abs(draws.std() / sd - 1.0) < 4.0 * error + 0.2

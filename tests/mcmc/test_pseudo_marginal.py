@@ -1,6 +1,4 @@
-"""The pseudo-marginal kernel and noise as a latent against exact posteriors; two wrong kernels fail the same test."""
-
-import pickle
+"""The pseudo-marginal kernel and noise as a latent against exact posteriors."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,6 @@ import pytest
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
-from numpyro.infer.util import log_density
 
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
@@ -94,30 +91,6 @@ def test_correlated_steps_of_latent_noise_give_the_exact_posterior(truth):
     assert max(standard_errors(samples, truth)) < 4.0
 
 
-@pytest.mark.slow
-def test_latent_noise_of_counts_gives_the_posterior_that_fresh_noise_gives():
-    def counts(x):
-        rate = numpyro.sample("mean", dist.Gamma(2.0, 0.5))
-        with numpyro.plate("data", 40):
-            numpyro.sample("x", Simulator(lambda key, rate: random.poisson(key, rate), rate), obs=x)
-
-    x, found = np.random.default_rng(0).poisson(3.0, 40), []
-    for noise in (LatentNoise(16), FreshNoise(16)):
-        loss = generalized_bayes(counts, MMD(Gaussian(1.5)), weight=1.0, noise=noise)
-        draws = run(PseudoMarginal(loss), x, num_samples=4000, num_warmup=1000)[1]
-        found.append((draws.mean(), draws.var() / effective_sample_size(draws)))
-    (one, error), (other, other_error) = found
-    assert abs(one - other) < 4.0 * np.sqrt(error + other_error)
-
-
-class Reestimating(PseudoMarginal):
-    """The wrong kernel: it estimates the current point again."""
-
-    def _step(self, state, model_args, model_kwargs):
-        energy = self._energy(state.z, random.fold_in(state.rng_key, 1), model_args, model_kwargs)
-        return super()._step(state._replace(potential_energy=energy), model_args, model_kwargs)
-
-
 def half_noise(rng_key, mean):
     return mean + 0.5 * random.normal(rng_key, (1,), jnp.result_type(float, mean))
 
@@ -150,29 +123,6 @@ def test_a_synthetic_likelihood_with_fresh_simulations(blocks):
     truth = exact_synthetic(0.8)
     assert max(standard_errors(samples, truth)) < 4.0
     assert truth[0][1] > 1.05 * np.sqrt(0.2)
-
-
-@pytest.mark.slow
-def test_estimating_the_current_point_again_does_not(truth):
-    _, samples = run(Reestimating(loss_with(FreshNoise(16))), X, num_samples=3000, num_warmup=800)
-    assert max(standard_errors(samples, truth)) > 4.0
-
-
-@pytest.mark.slow  # the trap that new keys are for
-def test_one_frozen_key_does_not(truth):
-    grid, means = np.linspace(-1.5, 3.5, 101), []
-
-    @jax.jit
-    def log_densities(key, grid):
-        frozen = simulation_keys(loss_with(FreshNoise(16)), rng_key=key)
-        return jax.vmap(lambda m: log_density(frozen, (X,), {}, {"mean": m})[0])(grid)
-
-    for key in range(4):
-        log_p = np.asarray(log_densities(random.key(key), grid))
-        p = np.exp(log_p - log_p.max())
-        means.append(p @ grid / p.sum())
-    (mean, _), errors = truth
-    assert np.abs(np.array(means) - mean).max() > max(20 * errors[0], 0.1)
 
 
 def estimated(y, spread):
@@ -250,9 +200,3 @@ def test_settings_are_checked():
         PseudoMarginal(estimated).init(3, 1, None, (2.0, 1.0), {})
     with pytest.raises(ValueError, match="multiple of the number of blocks; got 16 points and 3 blocks"):
         run(PseudoMarginal(loss_with(FreshNoise(16)), blocks=3), X, num_samples=1, num_warmup=1)
-
-
-def test_a_pickled_kernel_says_that_it_has_read_no_model():
-    kernel = pickle.loads(pickle.dumps(PseudoMarginal(estimated)))
-    with pytest.raises(RuntimeError, match=r"read no model yet.*MCMC.run first"):
-        kernel.postprocess_fn((), {})

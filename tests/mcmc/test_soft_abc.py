@@ -130,14 +130,6 @@ def test_counts_need_no_derivative():
     assert np.all(errors(draws["mean"], mean, np.sqrt(p @ (grid - mean) ** 2 / p.sum())) < 5.0)
 
 
-@pytest.mark.slow  # the same steps find a posterior above
-def test_noise_that_no_data_see_keeps_its_distribution():
-    _, draws = run_without_derivatives(soft_abc(handlers.mask(model, mask=False), Gaussian(0.4)), X)
-    assert draws["x_noise"].shape == (4, 4000, 3)
-    for noise in np.moveaxis(np.asarray(draws["x_noise"]), -1, 0):
-        assert np.all(errors(noise, 0.0, 1.0) < 5.0)
-
-
 def test_noise_that_is_not_standard_normal_is_refused_by_correlated_steps():
     declared = FromNoise(lambda z, m, s: m + s * z, dist.Exponential().expand([3]).to_event(1))
     kernel = PseudoMarginal(soft_abc(model, Gaussian(0.4)))
@@ -145,34 +137,11 @@ def test_noise_that_is_not_standard_normal_is_refused_by_correlated_steps():
         MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(random.key(0), X, declared)
 
 
-@pytest.mark.slow
-def test_a_small_epsilon_is_reached_in_steps():
-    """Each chain begins where the last ended; the mass matrix is dense in the parameter alone."""
-    start = None
-    for epsilon in (1.0, 0.2, 0.04):
-        kernel = NUTS(soft_abc(model, Gaussian(epsilon)), dense_mass=[("mean",)])
-        mcmc = MCMC(kernel, num_warmup=300, num_samples=1500, progress_bar=False)
-        mcmc.run(random.key(0), X, init_params=start)
-        start = mcmc.last_state.z
-    exact, sd = posterior(0.04)
-    found = np.asarray(mcmc.get_samples()["mean"])
-    effective = numpyro.diagnostics.effective_sample_size(found[None])
-    assert effective > 50
-    assert abs(found.mean() - exact) < 5 * sd / np.sqrt(effective)
-
-
 def test_simulators_that_are_not_observed_stay_in_place():
     soft = soft_abc(model, Gaussian(0.3))
     for replicates, given in ((soft, ()), (soft_abc(uncondition_simulators(model), Gaussian(0.3)), (X,))):
         drawn = Predictive(replicates, {"mean": jnp.zeros(4)})(random.key(0), *given)
         assert drawn["x"].shape == (4, 3) and "x_noise" not in drawn and np.ptp(drawn["x"], axis=0).min() > 0
-    with pytest.raises(NotImplementedError, match="no distribution to draw from"):
-        handlers.trace(handlers.seed(soft, 0)).get_trace(X)["x"]["fn"].sample(random.key(0))
-
-
-def test_names_of_a_scope_are_those_of_the_site():
-    scoped = soft_abc(handlers.scope(model, prefix="outer", divider="/"), Gaussian(0.3))
-    assert set(handlers.trace(handlers.seed(scoped, 0)).get_trace(X)) == {"outer/mean", "outer/x", "outer/x_noise"}
 
 
 def in_numpy(rng, mean, sd):
@@ -215,11 +184,3 @@ def test_what_is_missing_is_masked_or_refused():
 def test_a_kernel_is_needed():
     with pytest.raises(TypeError, match="`kernel` must be a kernel on outputs, such as Gaussian"):
         soft_abc(model, 0.3)
-
-
-def test_it_can_be_traced_with_the_bandwidth_of_the_kernel():
-    """Tempering: the same program for every epsilon."""
-    at = {"mean": jnp.float32(0.5), "x_noise": jnp.zeros(3)}
-    traced = jax.jit(lambda epsilon: log_density(soft_abc(model, Gaussian(epsilon)), (X,), {}, at)[0])
-    difference = traced(0.5) - traced(1.0)
-    np.testing.assert_allclose(difference, -0.5 * np.sum((X - 0.5) ** 2) * (1 / 0.25 - 1), rtol=1e-5)

@@ -5,32 +5,23 @@ on coordinates.
 """
 
 from dataclasses import field, replace
-from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import on_host
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.base import Batched, Kernel, register
 from numpyro_kme.kernels.data_sets import EmpiricalMeasure
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, LearntHyperparameters, learn
-from numpyro_kme.likelihoods.published.leave_one_out import (
-    LearningObjective,
-    LeaveOneOut,
-    held_out_sample,
-    log_heavy_tailed_density,
-    summarise,
-)
+from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective, LeaveOneOut, summarise
 from numpyro_kme.likelihoods.published.solves import Solve, default_solve
 from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as_one_point
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -41,7 +32,7 @@ class KernelMeans(Form):
     r"""The published form of the kernel means likelihood: settings, and `fit`.
 
     Args:
-        objective: What the hyperparameters maximise: `LeaveOneOut()`, `LeaveOneOutPredictive()` or the published
+        objective: What the hyperparameters maximise: `LeaveOneOut()`, or the published
             `MarginalLikelihood()`.
         data_kernel: The epsilon-kernel; learning starts from its hyperparameters. When left out, a `Gaussian` with one
             length scale for each statistic. `EmpiricalMeasure` compares data sets, `GaussianProcessPath` time series.
@@ -104,15 +95,18 @@ class KernelMeans(Form):
         checks.concrete(z=z, x=x, measure=measure, y=y)
         z, x = _simulations(z, x)
         transform = StatisticsTransform.fit(x) if self.standardise and TrainingSet(z, x).is_table else None
-        training = _training_set(transform, z, x, measure, y)
-        hyper, learnt = self._learn(training)
-        solution = (self.solve or default_solve(len(z))).fit(hyper, z)
-        summary = summarise(*held_out_sample(hyper, z, training.data))
-        return KernelMeansSurrogate(z, training.data, hyper, solution, transform, summary, learnt)
+        data = x if transform is None else transform.forward(x)
+        point = None if y is None else as_one_point(transform, jax.tree.map(np.asarray, y), data)
+        training = TrainingSet(z, data, measure, point)
+        learnt = self._learn(training)
+        solution = (self.solve or default_solve(len(z))).fit(learnt.hyper, z)
+        summary = summarise(learnt.hyper, z, data)
+        return KernelMeansSurrogate(z, data, learnt.hyper, solution, transform, summary, learnt.at_bounds)
 
-    def _learn(self, training) -> tuple[Hyperparameters, LearntHyperparameters | None]:
+    def _learn(self, training) -> LearntHyperparameters:
         if self.hyperparameters is not None:
-            return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.hyperparameters), None
+            given = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.hyperparameters)
+            return LearntHyperparameters(given, np.nan, "not learnt")
         kernel, dim = self.data_kernel, training.z.shape[1]
         if kernel is None:
             checks.require(
@@ -124,25 +118,9 @@ class KernelMeans(Form):
             scale = 0.4 * np.sqrt(size) if self.length_scale is None else self.length_scale(training.data, training.z)
             kernel = Gaussian(np.broadcast_to(scale, size))
         template = Hyperparameters(Gaussian(np.full(dim, np.sqrt(dim))), kernel, np.array(1e-2))
-        find = learn_empirical if isinstance(kernel, EmpiricalMeasure) else learn
-        learner = self.learner
-        if self.length_scale is not None:  # a factor that is not searched
-            learner = replace(learner, data_factors=(1.0 - 1e-9, 1.0 + 1e-9))
-        learnt = find(self.objective, training, template, learner)
-        if self.length_scale is not None:
-            learnt.at_lower[dim:-1] = learnt.at_upper[dim:-1] = False
-            learnt = replace(learnt, hyper=replace(learnt.hyper, data_kernel=kernel))
-        return learnt.hyper, learnt
-
-
-@on_host
-def _training_set(
-    transform: StatisticsTransform | None, z: np.ndarray, x: Any, measure: Measure | None, y: Any
-) -> TrainingSet:
-    """The simulations as the data kernel sees them."""
-    data = x if transform is None else np.asarray(transform.forward(x))
-    training = TrainingSet(z, data, None, measure, None if y is None else as_one_point(transform, y, data))
-    return replace(training, log_heavy_tailed=log_heavy_tailed_density(data)) if training.is_table else training
+        if isinstance(kernel, EmpiricalMeasure):
+            return learn_empirical(self.objective, training, template, self.learner)
+        return learn(self.objective, training, template, self.learner, fixed=self.length_scale is not None)
 
 
 def _simulations(z, x) -> tuple[np.ndarray, Any]:
@@ -160,20 +138,14 @@ def _simulations(z, x) -> tuple[np.ndarray, Any]:
 
 
 @register
-class KnownDistances(Kernel):
+class KnownDistances(Batched):
     """Gaussian kernel whose "points" are the rows of a matrix of squared distances that is known already."""
 
     length_scale: ArrayLike
 
-    def log_pair(self, a, b):
-        """Not defined for single points."""
-        raise checks.explained(
-            "KnownDistances compares all simulations at once, by their squared distances.", TypeError
-        )
-
     def log_gram(self, x, y=None):
         """`-x / (2 eps^2)` for squared distances `x` `(m, m)`."""
-        return -0.5 * x / jnp.square(self.length_scale)
+        return -0.5 * x / self.length_scale / self.length_scale
 
 
 def learn_empirical(
@@ -181,29 +153,26 @@ def learn_empirical(
 ) -> LearntHyperparameters:
     """Learn with an `EmpiricalMeasure` data kernel, its inner hyperparameters included.
 
-    The inner kernel's hyperparameters are multiplied by a common factor `2^k`, the best of `k = -4, -2, 0, 2, 4` and
-    its two neighbours; at each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and
-    `lam` learnt on them. `eps` starts at 0.4 of the median distance. All this with `learner.subset` simulations, or
-    `learner.most` where hyperparameters are tied.
+    The inner kernel's hyperparameters are multiplied by a common factor `2^k`, the best of `k = -4, -2, 0, 2, 4`; at
+    each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and `lam` learnt on them.
+    `eps` starts at 0.4 of the median distance. All this with `learner.subset` simulations, or `learner.most` where
+    hyperparameters are tied.
 
-    Cost: half of `m^2 size^2` inner kernel evaluations for each of seven inner length scales.
+    Cost: half of `m^2 size^2` inner kernel evaluations for each of five inner length scales.
     """
-    objective.check(training, template)
     given: Any = template.data_kernel
     total, training = len(training.z), training.random_subset(learner.most if learner.tied else learner.subset)
-    part = len(training.z) / total
     learner = replace(learner, subset=len(training.z), most=len(training.z))  # distances have no further subsets
 
-    @cache
     def at(step: int) -> LearntHyperparameters:
         inner = jax.tree.map(lambda leaf: 2.0**step * np.asarray(leaf, np.float64), given.inner)
-        squared = on_host(EmpiricalMeasure.squared_mmd)(replace(given, inner=inner), training.data)
+        squared = np.asarray(replace(given, inner=inner).squared_mmd(training.data), np.float64)
         start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
         known = replace(template, data_kernel=KnownDistances(np.array(start)))
-        learnt = learn(objective, replace(training, data=squared), known, learner)
-        data_kernel = replace(given, inner=inner, length_scale=learnt.hyper.data_kernel.length_scale)
-        lam = learnt.hyper.regularisation * part
-        return replace(learnt, hyper=replace(learnt.hyper, data_kernel=data_kernel, regularisation=lam))
+        found = learn(objective, replace(training, data=squared), known, learner)
+        learnt: Any = found.hyper.data_kernel
+        data_kernel = replace(given, inner=inner, length_scale=learnt.length_scale)
+        lam = found.hyper.regularisation * len(training.z) / total
+        return found._replace(hyper=replace(found.hyper, data_kernel=data_kernel, regularisation=lam))
 
-    coarse = max((-4, -2, 0, 2, 4), key=lambda step: at(step).score)
-    return at(max((coarse - 1, coarse, coarse + 1), key=lambda step: at(step).score))
+    return max(map(at, range(-4, 5, 2)), key=lambda found: found.score)

@@ -1,20 +1,19 @@
 """What the published form learns, and the simulations that it learns from; learning the prior itself."""
 
 from dataclasses import replace
-from functools import partial
 from math import log
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.display import frozen
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
-from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.base import Kernel, namespace, register
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt
 
@@ -37,28 +36,25 @@ class Hyperparameters:
         checks.positive("regularisation", self.regularisation)
 
 
-@register
+@frozen
 class TrainingSet:
     """Simulations as the kernels see them.
 
     Args:
         z: Coordinates, `(m, D)`.
         data: `m` data points: standardised statistics `(m, n)`, or a pytree that the data kernel understands.
-        log_heavy_tailed: `log p_0(x_j)` of a heavy-tailed density much wider than the data, `(m,)`; `None` where the
-            data have no density.
         measure: The prior in coordinates; only for objectives that need it.
         y: The observation alone, as data of one simulation; only for objectives that need it.
     """
 
-    z: Array
+    z: np.ndarray
     data: Any
-    log_heavy_tailed: Array | None = None
     measure: Measure | None = None
     y: Any = None
 
     @property
     def is_table(self) -> bool:
-        """Whether the data are vectors of statistics."""
+        """Tell whether the data are vectors of statistics."""
         return isinstance(self.data, np.ndarray) and self.data.ndim == 2
 
     def random_subset(self, size: int) -> "TrainingSet":
@@ -68,23 +64,30 @@ class TrainingSet:
             return self
         rows = np.random.default_rng(0).permutation(total)[:size]
         choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
-        data, log_heavy_tailed = jax.tree.map(choose, (self.data, self.log_heavy_tailed))
-        return replace(self, z=self.z[rows], data=data, log_heavy_tailed=log_heavy_tailed)
+        return replace(self, z=self.z[rows], data=jax.tree.map(choose, self.data))
+
+
+@numpy_function
+def log_kernels(kernel: Kernel, x: Any, y: Any = None) -> np.ndarray:
+    """Log kernels `(n, m)` of concrete points, float64; a kernel of a user's runs in the session's precision."""
+    return np.asarray(kernel.log_gram(x, y), np.float64)
 
 
 def log_integral(kernel: Kernel, data: Any) -> Any:
     """Log of the integral of a data kernel over the observation; `None` where it is not a density over such data."""
     try:
-        return kernel.log_integral(int(np.prod(jnp.shape(jax.tree.leaves(data)[-1])[1:])))
+        found = kernel.log_integral(int(np.prod(np.shape(jax.tree.leaves(data)[-1])[1:])))
     except ValueError:
         return None
+    return np.asarray(found, np.float64) if checks.is_concrete(found) else found
 
 
-def log_positive_part(value: Any, log_floor: Any, xp: Any = jnp) -> Any:
+def log_positive_part(value: Any, log_floor: Any) -> Any:
     """Logarithm of `positive_part(value, exp(log_floor))`, `log(c / 2) + arcsinh(v / c)`, safe at every magnitude.
 
     Its gradient is finite everywhere: that of `log v` where `v` is large, and that of the floor where `v` vanishes.
     """
+    xp = namespace(value, log_floor)
     value, log_floor = xp.asarray(value), xp.asarray(log_floor)
     far = xp.abs(value) > xp.exp(log_floor)
     small = log_floor - log(2.0) + xp.arcsinh(xp.where(far, 0.0, value * xp.exp(xp.minimum(-log_floor, 80.0))))
@@ -100,7 +103,6 @@ SD_FACTORS = 0.2, 5.0
 """Bounds of each learnt `sd`, as factors of the start's."""
 
 
-@on_host
 def learn_normal(likelihood: LikelihoodAt, start: NormalMixture) -> NormalMixture:
     r"""Maximise the marginal likelihood `log q(y) = log int q(y | z) N(z | m, diag(sd^2)) dz` over `m` and `sd`.
 
@@ -121,21 +123,19 @@ def learn_normal(likelihood: LikelihoodAt, start: NormalMixture) -> NormalMixtur
         raise checks.explained(
             "A prior is learnt in closed form, from the published form of the surrogate (`KernelMeans`)."
         )
-    mean, covariance = (np.asarray(moment) for moment in start.moments())
+    mean, covariance = (np.asarray(moment, np.float64) for moment in start.moments())
     variances, points, dim = np.diagonal(covariance), np.asarray(terms.points), len(mean)
     diagonal = np.allclose(covariance, np.diag(variances))
     checks.require(diagonal, "`start` must have a diagonal covariance; only that is learnt.")
-    sds = np.sqrt(variances)
+    squared_length = np.square(terms.kernel.length_scale)
+
+    def loss(at):
+        mean, log_factors = np.split(at, 2)
+        widened = squared_length + variances * np.exp(2.0 * log_factors)
+        logs = np.square(points - mean) @ (-0.5 / widened) + 0.5 * np.sum(np.log(squared_length / widened))
+        return 0.5 * np.sum(np.square(log_factors)) - log_positive_part(terms.weights @ np.exp(logs), -30.0)
+
     bounds = [*zip(points.min(0), points.max(0), strict=True), *[tuple(np.log(SD_FACTORS))] * dim]
     begin = np.clip(np.concatenate([mean, np.zeros(dim)]), *np.array(bounds).T)
-    found = scipy.optimize.minimize(lambda at: _loss(terms, sds, at), begin, jac=True, method="L-BFGS-B", bounds=bounds)
-    return Normal(found.x[:dim], np.diag(np.square(sds * np.exp(found.x[dim:]))))
-
-
-@jax.jit
-@partial(jax.value_and_grad, argnums=2)
-def _loss(terms, sds, at):
-    mean, log_factors = jnp.split(at, 2)
-    measure = Normal(mean, jnp.diag(jnp.square(sds * jnp.exp(log_factors))))
-    marginal = terms.weights @ measure.mean_embedding(terms.kernel, terms.points)
-    return 0.5 * jnp.sum(jnp.square(log_factors)) - log_positive_part(marginal, -30.0)
+    found = scipy.optimize.minimize(loss, begin, method="L-BFGS-B", bounds=bounds).x
+    return Normal(found[:dim], np.diag(variances * np.exp(2.0 * found[dim:])))

@@ -4,44 +4,54 @@ With `B = (L + m lam I)^-1` and `G_ki = kappa(x_i, x_k)`, column `i` holding the
 the surrogate built without simulation `j` predicts at `z_j` the value `-sum_{k != j} B_jk G_ki / B_jj`
 (`m lam` keeps its full-sample value). Everything below is invariant to the scale of the data kernel, because each
 column of `G` is divided by its mean, the kernel density estimate of `p(x_i)` from the other simulations.
+
+Objectives are NumPy and have their derivatives written out, backwards from the value.
 """
 
 import abc
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
-from jax.scipy.special import logsumexp
+from scipy import linalg, special
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen, shown
-from numpyro_kme._core.host import on_host
+from numpyro_kme._core.display import frozen
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.base import positive_part, to_signed_log
+from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.base import positive_part
+from numpyro_kme.likelihoods.descent import ravel, unravel
 from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile, without_diagonal
 from numpyro_kme.likelihoods.published.hyperparameters import (
     Hyperparameters,
     TrainingSet,
     log_integral,
+    log_kernels,
     log_positive_part,
 )
-from numpyro_kme.likelihoods.published.solves import inverse_with_adjoint, regularised
+from numpyro_kme.likelihoods.published.solves import factorised, inverted, regularised
+
+FLOOR = 0.02
+"""Weight of the prior in the mixture that bounds the loss of one simulation."""
+
+SOFTNESS = 0.02
+"""Ratios below this fraction of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
+
+MOST_HELD_OUT = 2000
+"""Largest number of simulations whose held-out quantities go into a summary."""
 
 
-def leave_one_out_log_marginal(log_gram: jax.Array) -> jax.Array:
-    """Log kernel density estimate `log 1/(m-1) sum_{k != i} kappa(x_i, x_k)` of each simulation, `(m,)`.
-
-    Args:
-        log_gram: `(m, m)`, `log kappa(x_i, x_k)` in row `k` and column `i`.
-    """
-    return logsumexp(without_diagonal(log_gram), axis=0) - jnp.log(len(log_gram) - 1.0)
+def relative_kernels(log_gram: np.ndarray) -> np.ndarray:
+    """`G` with a zero diagonal, and columns divided by their means over the others, `(m, m)`, from its logarithm."""
+    return (len(log_gram) - 1.0) * special.softmax(without_diagonal(log_gram), axis=0)
 
 
-def density_ratios(inverse_gram: Array, log_gram: Array, xp: Any = jnp) -> Any:
+def density_ratios(inverse: np.ndarray, gram: np.ndarray) -> tuple[np.ndarray, Callable]:
     r"""Held-out estimates `R_ji` of `p(x_i | z_j) / p(x_i) = p(z_j | x_i) / p(z_j)`, `(m, m)`.
 
     Entry `(j, i)` uses neither simulation `j` nor simulation `i`. With `U = B G` (zero diagonal in `G`), taking two
@@ -49,73 +59,82 @@ def density_ratios(inverse_gram: Array, log_gram: Array, xp: Any = jnp) -> Any:
     out `R_ii = -U_ii / B_ii`. Estimates of either sign.
 
     Args:
-        inverse_gram: `B`, `(m, m)`.
-        log_gram: `(m, m)`, as in `leave_one_out_log_marginal`.
-        xp: `numpy`, or `jax.numpy`.
-    Cost: one matrix product.
+        inverse: `B`, `(m, m)`.
+        gram: `G`, `(m, m)`, as in `relative_kernels`.
+    Returns:
+        `R`, and the function of derivatives by `R` that gives those by `B` and `G`.
+    Cost: one matrix product, and two for derivatives.
     """
-    size = len(log_gram)
-    softmax = scipy.special.softmax if xp is np else jax.nn.softmax
-    gram = (size - 1.0) * softmax(without_diagonal(log_gram, xp), axis=0)
-    own = xp.diagonal(inverse_gram)
-    product = inverse_gram @ gram
-    single = xp.diagonal(product)
-    diagonal = xp.eye(size, dtype=bool)
-    determinant = xp.where(diagonal, 1.0, own[:, None] * own[None, :] - xp.square(inverse_gram))
-    others = gram - (product * own[None, :] - inverse_gram * single[None, :]) / determinant
-    return xp.where(diagonal, (-single / own)[:, None], others)
+    own, product, every = np.diagonal(inverse), inverse @ gram, np.arange(len(gram))
+    single = np.diagonal(product)
+    determinant = own[:, None] * own - np.square(inverse)
+    determinant[every, every] = 1.0
+    taken = (product * own - inverse * single) / determinant
+    ratios = gram - taken
+    ratios[every, every] = -single / own
+
+    def backwards(by_ratios):
+        by_single, by_gram = -by_ratios[every, every] / own, by_ratios.copy()
+        by_gram[every, every] = 0.0
+        by_product = -by_gram / determinant
+        by_determinant = -by_product * taken
+        by_inverse = -by_product * single - 2.0 * by_determinant * inverse
+        by_own = by_single * ratios[every, every] + by_determinant @ own + own @ by_determinant
+        by_own += np.sum(by_product * product, axis=0)
+        by_single -= np.sum(by_product * inverse, axis=0)
+        by_product *= own
+        by_product[every, every] = by_single
+        by_inverse += by_product @ gram.T
+        by_inverse[every, every] += by_own
+        return by_inverse, by_gram + inverse @ by_product
+
+    return ratios, backwards
 
 
-def posterior_scores(ratios: Array, floor: float, xp: Any = jnp) -> Any:
-    """Held-out log posterior density of each `z_i` given `x_i`, relative to the simulated parameters, `(m,)`.
+def posterior_scores(ratios: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+    """Held-out log posterior density of each `z_i` given `x_i`, relative to the simulated parameters, `(m,)`, and the
+    derivatives of its mean by the ratios, `(m, m)`.
 
     `log((1 - w) R_ii^+ / mean_j R_ji^+ + w)`: the positive part of the signed posterior, normalised over the
     simulations, in a defensive mixture with the prior of weight `w`. 0 for a surrogate that has learnt nothing, at most
     about `log m`.
     """
-    return _log_relative_density(ratios, 0, floor, xp)
+    means, every = np.mean(np.maximum(ratios, 0.0), axis=0), np.arange(len(ratios))
+    bounded = np.maximum(means, SOFTNESS)
+    own = ratios[every, every] / bounded
+    part = positive_part(own, SOFTNESS, np)
+    density = (1.0 - floor) * part + floor
+    by_own = (1.0 - floor) * part / density / np.hypot(own, SOFTNESS) / len(own)
+    by_ratios = (ratios > 0.0) * np.where(means > SOFTNESS, -by_own * own / bounded, 0.0) / len(own)
+    by_ratios[every, every] += by_own / bounded
+    return np.log(density), by_ratios
 
 
-def log_heavy_tailed_density(x: np.ndarray) -> np.ndarray:
-    """`log p_0(x_j)` of a multivariate Student distribution with 3 degrees of freedom, fitted to the simulations.
-
-    Mean and covariance are theirs, the covariance doubled: no simulation is improbable under it.
-    """
-    covariance = 2.0 * np.cov(x, rowvar=False, bias=True) + 1e-6 * np.eye(x.shape[1])
-    return scipy.stats.multivariate_t(np.mean(x, axis=0), covariance, df=3, allow_singular=True).logpdf(x)
-
-
-FLOOR = 0.02
-"""Weight of the prior or of a heavy-tailed density in the mixture that bounds the loss of one simulation."""
-
-SOFTNESS = 0.02
-"""Ratios below this fraction of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
+def by_length_scales(kernel: Gaussian, by_logs: np.ndarray, x: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
+    """Derivatives by the logarithms of the length scales of a Gaussian kernel, `(1,)` or `(dim,)`, from those by
+    `log k(x_i, y_j)`, `(n, m)`."""
+    x, y = (points / kernel.length_scale for points in (x, x if y is None else y))
+    found = by_logs.sum(axis=1) @ np.square(x) + by_logs.sum(axis=0) @ np.square(y) - 2.0 * np.sum(x * (by_logs @ y), 0)
+    return found if np.size(kernel.length_scale) == len(found) else found.sum(keepdims=True)
 
 
-def _log_relative_density(ratios, axis, floor, xp=jnp):
-    means = xp.mean(xp.maximum(ratios, 0.0), axis=axis)
-    own = xp.diagonal(ratios) / xp.maximum(means, SOFTNESS)
-    return xp.log((1.0 - floor) * positive_part(own, SOFTNESS, xp) + floor)
+def by_data_kernel(kernel: Kernel, by_logs: np.ndarray, by_norm: float, data: Any, y: Any = None) -> np.ndarray:
+    """Derivatives by the logarithms of all hyperparameters of a data kernel, from those by the log kernels of `data`,
+    or of `y` and `data`, and by `log_integral`; by JAX where the kernel is not Gaussian."""
+    if type(kernel) is Gaussian and isinstance(data, np.ndarray):
+        norm = by_norm * data.shape[1] / np.size(kernel.length_scale)
+        return norm + by_length_scales(kernel, by_logs, *((data,) if y is None else (y, data)))
+    points = (data,) if y is None else (y, data)
+    return np.asarray(_by_hyperparameters(np.log(ravel(kernel)), kernel, by_logs, by_norm, points), np.float64)
 
 
-MOST_HELD_OUT = 2000
-"""Largest number of simulations whose held-out quantities go into a summary."""
-
-
-@register
-class LeaveOneOutScores:
-    """Held-out quantities of each simulation.
-
-    Attributes:
-        sign, log_predictive: `q_{-j}(x_j | z_j)` of the standardised statistics, `(m,)`; normalised where the data
-            kernel is a density.
-        log_posterior: Log posterior density of `z_j` given `x_j` relative to the simulated parameters, `(m,)`, as in
-            `LeaveOneOut` without its floor.
-    """
-
-    sign: Array
-    log_predictive: Array
-    log_posterior: Array
+@numpy_function
+@jax.jit
+@jax.grad
+def _by_hyperparameters(logs, like, by_logs, by_norm, points):
+    kernel = unravel(jnp.exp(logs), like)
+    norm = log_integral(kernel, points[-1])
+    return jnp.sum(by_logs * kernel.log_gram(*points)) + (0.0 if norm is None else by_norm * norm)
 
 
 @register
@@ -129,63 +148,38 @@ class Summary:
             log data kernel at the nearest other one.
     """
 
-    score: Array
-    negative_proportion: Array
-    log_nearest_quantile: Array
+    score: Any
+    negative_proportion: Any
+    log_nearest_quantile: Any
 
 
 def held_out_sample(hyper: Hyperparameters, z: Array, data: Any) -> tuple[Hyperparameters, TrainingSet]:
     """At most about `MOST_HELD_OUT` simulations, with the noise variance `m lam` of all."""
-    training = TrainingSet(z, data).random_subset(MOST_HELD_OUT)
+    training = TrainingSet(np.asarray(z), data).random_subset(MOST_HELD_OUT)
     return replace(hyper, regularisation=hyper.regularisation * len(z) / len(training.z)), training
 
 
-@on_host
-def summarise(hyper: Hyperparameters, training: TrainingSet) -> Summary:
-    """The summary of a fit; one factorisation, and NumPy, so that next to nothing is compiled."""
-    matrix, log_gram = (np.asarray(found) for found in _matrices(hyper, training))
-    factor, failed = scipy.linalg.lapack.dpotrf(matrix, lower=1)
-    identity = np.eye(len(matrix))
-    inverse = np.full_like(identity, np.nan) if failed else scipy.linalg.cho_solve((factor, True), identity)
+def summarise(hyper: Hyperparameters, z: Array, data: Any) -> Summary:
+    """The summary of a fit; one factorisation of at most about `MOST_HELD_OUT` simulations."""
+    hyper, training = held_out_sample(hyper, z, data)
+    factor = factorised(regularised(hyper.parameter_kernel, training.z, hyper.regularisation))
+    log_gram = log_kernels(hyper.data_kernel, training.data)
+    inverse = np.full_like(log_gram, np.nan) if factor is None else inverted(factor)
     with np.errstate(all="ignore"):
-        ratios = density_ratios(inverse, log_gram.T, np)
-        score = np.mean(posterior_scores(ratios, FLOOR, np))
+        ratios, _ = density_ratios(inverse, relative_kernels(log_gram.T))
+        score = np.mean(posterior_scores(ratios, FLOOR)[0])
         negative = np.sum(np.maximum(-ratios, 0.0)) / np.sum(np.abs(ratios))
-        return Summary(score, negative, log_nearest_quantile(log_gram, np))
+        return Summary(score, negative, log_nearest_quantile(log_gram))
 
 
-@jax.jit
-def _matrices(hyper, training):
-    return regularised(hyper, training.z), hyper.data_kernel.log_gram(training.data)
-
-
-@jax.jit
-def leave_one_out_scores(hyper: Hyperparameters, training: TrainingSet) -> LeaveOneOutScores:
-    """The scores of every simulation; one factorisation."""
-    ratios, log_marginal = held_out(hyper, training)
-    log_norm = log_integral(hyper.data_kernel, training.data)
-    log_scale = log_marginal if log_norm is None else log_marginal - log_norm
-    sign, log_predictive = to_signed_log(jnp.diagonal(ratios), log_scale)
-    return LeaveOneOutScores(sign, log_predictive, posterior_scores(ratios, 0.0))
-
-
-@on_host
-def held_out_drops(hyper: Hyperparameters, training: TrainingSet) -> np.ndarray:
+def held_out_drops(hyper: Hyperparameters, z: Array, data: np.ndarray) -> np.ndarray:
     """Drop of `Summary.score` when one statistic is taken out of the data kernel, for each, `(n,)`.
 
     A column of zeros adds nothing to a distance, so it stands for a statistic that was left out.
     """
-    full = float(summarise(hyper, training).score)
-    columns = np.arange(training.data.shape[1])
-    reduced = (replace(training, data=np.where(columns[None, :] == out, 0.0, training.data)) for out in columns)
-    return np.array([full - float(summarise(hyper, without).score) for without in reduced])
-
-
-def held_out(hyper: Hyperparameters, training: TrainingSet) -> tuple[jax.Array, jax.Array]:
-    """Held-out density ratios `(m, m)` and log marginals `(m,)` of `kappa` as it is, not normalised."""
-    inverse_gram = inverse_with_adjoint(regularised(hyper, training.z))
-    log_gram = hyper.data_kernel.log_gram(training.data).T
-    return density_ratios(inverse_gram, log_gram), leave_one_out_log_marginal(log_gram)
+    columns = np.arange(data.shape[1])
+    reduced = (np.where(columns == out, 0.0, data) for out in columns)
+    return np.array(summarise(hyper, z, data).score - [summarise(hyper, z, without).score for without in reduced])
 
 
 class LearningObjective(abc.ABC):
@@ -198,24 +192,13 @@ class LearningObjective(abc.ABC):
     uses_priors = True
 
     @abc.abstractmethod
-    def value(self, hyper: Hyperparameters, training: TrainingSet) -> jax.Array:
-        """The objective; NaN where a factorisation fails."""
-
-    def check(self, training: TrainingSet, template: Hyperparameters) -> None:
-        """Raise where something that this objective needs is missing; nothing is, unless a class says so."""
-        return
+    def value_and_gradient(self, hyper: Hyperparameters, training: TrainingSet) -> tuple[float, np.ndarray]:
+        """The objective, and its derivatives by the logarithms of all hyperparameters, in the order of `ravel`; NaN
+        where a factorisation fails."""
 
 
-@dataclass(frozen=True)
-class _Defensive(LearningObjective):
-    floor: float = FLOOR
-
-    def __post_init__(self):
-        checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")
-
-
-@shown
-class LeaveOneOut(_Defensive):
+@frozen
+class LeaveOneOut(LearningObjective):
     r"""Held-out log posterior density of each simulation's parameters, in closed form: the default.
 
         mean_i log [ (1-w) q_{-i}(x_i | z_i)^+ / mean_j q_{-i}(x_i | z_j)^+ + w ]
@@ -230,44 +213,29 @@ class LeaveOneOut(_Defensive):
     Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
     """
 
-    def value(self, hyper, training):
-        """Mean held-out score; 0 for a surrogate that knows nothing, at most about `log m`."""
-        ratios, _ = held_out(hyper, training)
-        return jnp.mean(posterior_scores(ratios, self.floor))
+    floor: float = FLOOR
 
+    def __post_init__(self):
+        checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")
 
-@shown
-class LeaveOneOutPredictive(_Defensive):
-    r"""Held-out log predictive density of each simulation's data, in closed form.
-
-        mean_j log [ (1-w) q_{-j}(x_j | z_j)^+ / N_j + w p_0(x_j) ]
-
-    with `N_j` the integral of the positive part, estimated over the simulated data (without it negative parts would be
-    rewarded), and `p_0` a heavy-tailed density fitted to the simulations. Every
-    statistic has to be predicted, informative or not, so `eps` is a bandwidth and does not say which ones are. Better
-    than `LeaveOneOut` for predictive densities; as good for posteriors when all statistics matter, and worse when some
-    do not.
-
-    Args:
-        floor: `w`, the weight of the heavy-tailed component.
-    Cost: as `LeaveOneOut`.
-    """
-
-    def value(self, hyper, training):
-        """Mean held-out log density of the standardised statistics."""
-        ratios, log_marginal = held_out(hyper, training)
-        log_density = _log_relative_density(ratios, 1, 0.0) + log_marginal
-        log_density = log_density - log_integral(hyper.data_kernel, training.data)
-        log_tails = jnp.log(self.floor) + training.log_heavy_tailed
-        return jnp.mean(jnp.logaddexp(jnp.log1p(-self.floor) + log_density, log_tails))
-
-    def check(self, training, template):
-        """Require a density."""
-        checks.require(
-            training.log_heavy_tailed is not None and log_integral(template.data_kernel, training.data) is not None,
-            "LeaveOneOutPredictive needs a data kernel that is a density over vectors of statistics. Learn by "
-            "LeaveOneOut().",
-        )
+    def value_and_gradient(self, hyper, training):
+        """The mean score, and its derivatives."""
+        kernel, z, added = hyper.parameter_kernel, training.z, len(training.z) * hyper.regularisation
+        matrix = regularised(kernel, z, hyper.regularisation)
+        factor = factorised(matrix)
+        if factor is None:
+            return np.nan, np.full_like(ravel(hyper), np.nan)
+        inverse = inverted(factor)
+        gram = relative_kernels(log_kernels(hyper.data_kernel, training.data).T)
+        with np.errstate(all="ignore"):
+            ratios, backwards = density_ratios(inverse, gram)
+            scores, by_ratios = posterior_scores(ratios, self.floor)
+            by_inverse, by_gram = backwards(by_ratios)
+            by_log_gram = gram * (by_gram - np.sum(gram * by_gram, axis=0) / (len(z) - 1.0))
+        by_matrix = -inverse @ by_inverse @ inverse
+        of_parameters = by_length_scales(kernel, by_matrix * matrix, z)
+        of_data = by_data_kernel(hyper.data_kernel, by_log_gram.T, 0.0, training.data)
+        return np.mean(scores), np.concatenate([of_parameters, of_data, [added * np.trace(by_matrix)]])
 
 
 @frozen
@@ -285,22 +253,36 @@ class MarginalLikelihood(LearningObjective):
 
     uses_priors = False
 
-    def value(self, hyper, training):
-        """`log q(y)`, on the scale of one observation."""
-        kernel = hyper.parameter_kernel
-        log_kappa = hyper.data_kernel.log_gram(training.y, training.data)[0]
-        largest = jax.lax.stop_gradient(jnp.max(log_kappa))
-        weights = jax.scipy.linalg.solve(regularised(hyper, training.z), jnp.exp(log_kappa - largest), assume_a="pos")
-        marginal = weights @ training.measure.mean_embedding(kernel, training.z)
-        # marginals below `exp(-18)` of the largest data kernel value count as not positive
-        return log_positive_part(marginal, -18.0) + largest - log_integral(hyper.data_kernel, training.data)
-
-    def check(self, training, template):
-        """Require the observation, the measure and a density."""
+    def value_and_gradient(self, hyper, training):
+        """`log q(y)`, on the scale of one observation, and its derivatives."""
+        kernel, data_kernel, z = hyper.parameter_kernel, hyper.data_kernel, training.z
+        log_norm = log_integral(data_kernel, training.data)
         checks.require(
-            training.y is not None
-            and training.measure is not None
-            and log_integral(template.data_kernel, training.data) is not None,
+            training.y is not None and training.measure is not None and log_norm is not None,
             "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a "
             "data kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
         )
+        matrix = regularised(kernel, z, hyper.regularisation)
+        factor = factorised(matrix)
+        if factor is None:
+            return np.nan, np.full_like(ravel(hyper), np.nan)
+        log_kappa = log_kernels(data_kernel, training.y, training.data)
+        largest = np.max(log_kappa)
+        measure: Any = training.measure
+
+        def embed(length_scale):
+            return measure.mean_embedding(Gaussian(length_scale), z)
+
+        kappa, embedding = np.exp(log_kappa[0] - largest), embed(kernel.length_scale)
+        weights, dual = linalg.cho_solve((factor, True), np.stack([kappa, embedding], axis=1)).T
+        marginal = weights @ embedding
+        # marginals below `exp(-18)` of the largest data kernel value count as not positive
+        value = log_positive_part(marginal, -18.0) + largest - log_norm
+        by_marginal, scales, step = 1.0 / np.hypot(marginal, np.exp(-18.0)), kernel.length_scale, 1e-5
+        ends = ([embed(scales * np.exp(s * one)) for s in (-step, step)] for one in np.eye(len(scales)))
+        of_embedding = [weights @ (high - low) / (2.0 * step) for low, high in ends]
+        of_parameters = of_embedding + by_length_scales(kernel, np.outer(-dual, weights) * matrix, z)
+        by_logs = by_marginal * (dual * kappa)[None]
+        of_data = by_data_kernel(data_kernel, by_logs, -1.0, training.data, training.y)
+        of_lam = -len(z) * hyper.regularisation * (dual @ weights)
+        return value, np.concatenate([by_marginal * of_parameters, of_data, [by_marginal * of_lam]])

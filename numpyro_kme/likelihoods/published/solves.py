@@ -1,40 +1,21 @@
 r"""`(L + m lam I)^-1` applied to data kernels: exactly, or through pivots where simulations are many."""
 
-import abc
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 from scipy import linalg
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import on_host
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels import gram
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import namespace, register
+from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.low_rank import LowRank
+from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
-
-
-@jax.custom_vjp
-def inverse_with_adjoint(matrix: jax.Array) -> jax.Array:
-    """Inverse `B` of a positive definite matrix; NaN where the factorisation fails.
-
-    The adjoint of `A -> B` is `-B dB B`: two matrix products, where differentiating the factorisation costs dozens.
-    """
-    factor = jnp.linalg.cholesky(matrix)
-    return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(matrix), dtype=matrix.dtype))
-
-
-inverse_with_adjoint.defvjp(
-    lambda matrix: (inverse_with_adjoint(matrix),) * 2, lambda inverse, change: (-inverse @ change @ inverse,)
-)
-
 
 MOST_DENSE = 10_000
 """Simulations up to which the solve is dense where none is asked for: 0.8 GB."""
@@ -43,18 +24,33 @@ BLOCK = 1024
 """Rows of a matrix that are formed together."""
 
 
-def regularised(hyper: Hyperparameters, z: ArrayLike) -> jax.Array:
-    """`L + m lam I`, `(m, m)`."""
-    gram = hyper.parameter_kernel.gram(jnp.asarray(z))
-    return gram + len(gram) * hyper.regularisation * jnp.eye(len(gram), dtype=gram.dtype)
+def regularised(kernel: Gaussian, z: np.ndarray, regularisation: ArrayLike) -> np.ndarray:
+    """`L + m lam I`, `(m, m)`, filled by blocks of columns."""
+    matrix = np.empty((len(z), len(z)), order="F")
+    for start in range(0, len(z), BLOCK):
+        matrix[:, start : start + BLOCK] = kernel.gram(z, z[start : start + BLOCK])
+    matrix[np.diag_indices(len(z))] += len(z) * np.asarray(regularisation)
+    return matrix
+
+
+def factorised(matrix: np.ndarray, in_place: bool = False) -> np.ndarray | None:
+    """Lower Cholesky factor of a matrix, or None where it is not positive definite."""
+    factor, failed = linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=in_place)
+    return None if failed or not np.isfinite(factor.diagonal()).all() else factor
+
+
+def inverted(factor: np.ndarray) -> np.ndarray:
+    """Inverse of the matrix that has a lower Cholesky factor."""
+    lower, _ = linalg.lapack.dpotri(factor, lower=1)
+    return lower + np.tril(lower, -1).T
 
 
 class Solved(NamedTuple):
-    """What one observation gives.
+    """Solutions for several observations.
 
     Attributes:
         points, weights: `q(y | z) = sum_j weights_j l(points_j, z)`, on the scale of `kappa`.
-        fitted: `q(y | z_j)` at the simulations, `(m,)`.
+        fitted: `q(y | z_j)` at the simulations.
     """
 
     points: Array
@@ -62,88 +58,52 @@ class Solved(NamedTuple):
     fitted: Array
 
 
-class Solution(abc.ABC):
-    """A factorisation for given simulations and hyperparameters; a frozen pytree."""
-
-    @abc.abstractmethod
-    def solve(self, hyper: Hyperparameters, z: Array, kappa: Array) -> Solved:
-        """Solve for one observation with data kernels `kappa` `(m,)`; traceable."""
-
-    def solve_on_host(self, hyper: Hyperparameters, z: Array, kappa: np.ndarray) -> Solved:
-        """The same, at once and in float64."""
-        return on_host(type(self).solve)(self, hyper, z, kappa)
-
-    @abc.abstractmethod
-    def variance(self, hyper: Hyperparameters, z: Array, t: Array) -> jax.Array:
-        """`l(t, t) - l(t)' (L + m lam I)^-1 l(t)` at points `(r, D)`, `(r,)`."""
-
-    def describe(self) -> Mapping[str, Any]:
-        """What a person should know."""
-        return {}
-
-
-class Solve(abc.ABC):
-    """How `L + m lam I` is solved: settings, and `fit`."""
-
-    @abc.abstractmethod
-    def fit(self, hyper: Hyperparameters, z: np.ndarray) -> Solution:
-        """Factorise for simulations `(m, D)`."""
-
-
-def default_solve(num_simulations: int) -> Solve:
-    """Dense up to `MOST_DENSE` simulations, low rank above."""
-    return DenseSolve() if num_simulations <= MOST_DENSE else LowRankSolve()
-
-
 @frozen
-class DenseSolve(Solve):
+class DenseSolve:
     """Solve exactly, by one Cholesky factor of all simulations.
 
     Cost: `m^3 / 3` operations and `8 m^2` bytes, filled and factorised in place: 0.8 GB for 10,000 simulations, 3.2 GB
     for 20,000, the most that are taken.
     """
 
-    def fit(self, hyper, z):
+    def fit(self, hyper: Hyperparameters, z: np.ndarray) -> "DenseSolution":
         """Fill the matrix by blocks of columns, and factorise it in place."""
         checks.few_enough(len(z))
-        kernel, lam = hyper.parameter_kernel, float(np.asarray(hyper.regularisation))
-        matrix = np.empty((len(z), len(z)), order="F")
-        for rows, block in _blocks(z):
-            matrix[:, rows] = np.asarray(kernel.gram(z, block))[:, : rows.stop - rows.start]
-        matrix[np.diag_indices(len(z))] += len(z) * lam
-        factor, failed = linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
-        done = not failed and bool(np.isfinite(factor.diagonal()).all())
-        solves.require_factorised(done, f"L + m lam I with lam = {lam:.3g}")
-        return DenseSolution(factor)
+        factor = factorised(regularised(hyper.parameter_kernel, z, hyper.regularisation), in_place=True)
+        solves.require_factorised(factor is not None, f"L + m lam I with lam = {float(hyper.regularisation):.3g}")
+        return DenseSolution(np.asarray(factor))
 
 
 @register
-class DenseSolution(Solution):
+class DenseSolution:
     """The Cholesky factor of `L + m lam I`, lower, `(m, m)`."""
 
     factor: Array
 
-    def solve(self, hyper, z, kappa):
-        """Two triangular solves."""
-        return _dense(hyper, z, kappa, solves.cho_solve(self.factor, kappa))
+    def solve(self, hyper: Hyperparameters, z: Array, kappa: Any) -> Solved:
+        """Solve for data kernels `(R, m)`, by NumPy or JAX; no copy of the factor is made."""
+        weights = _cho_solve(self.factor, kappa.T).T
+        return Solved(z, weights, kappa - kappa.shape[1] * hyper.regularisation * weights)
 
-    def solve_on_host(self, hyper, z, kappa):
-        """Two triangular solves with the factor where it lies: no copy of it is made."""
-        return _dense(hyper, z, kappa, linalg.cho_solve((self.factor, True), kappa, check_finite=False))
+    def __str__(self) -> str:
+        return "dense"
 
-    def variance(self, hyper, z, t):
-        """One triangular solve."""
+    def variance(self, hyper: Hyperparameters, z: np.ndarray, t: np.ndarray) -> np.ndarray:
+        """`l(t, t) - l(t)' (L + m lam I)^-1 l(t)` at points `(r, D)`, `(r,)`."""
         kernel = hyper.parameter_kernel
-        white = solve_triangular(jnp.asarray(self.factor), kernel.gram(jnp.asarray(z), t), lower=True)
-        return kernel.diagonal(t) - jnp.sum(white * white, axis=0)
+        white = linalg.solve_triangular(self.factor, kernel.gram(z, t), lower=True)
+        return kernel.diagonal(t) - np.sum(white * white, axis=0)
 
 
-def _dense(hyper, z, kappa, weights) -> Solved:
-    return Solved(z, weights, kappa - len(kappa) * hyper.regularisation * weights)
+def _cho_solve(factor: Any, b: Any) -> Any:
+    """Solve given a lower Cholesky factor, by NumPy or JAX."""
+    if namespace(factor, b) is jnp:
+        return jax.scipy.linalg.cho_solve((jnp.asarray(factor), True), b)
+    return linalg.cho_solve((factor, True), b, check_finite=False)
 
 
 @frozen
-class LowRankSolve(Solve):
+class LowRankSolve:
     r"""Solve with $L \approx U U^\top$, a pivoted incomplete Cholesky factor of rank `r`, by Woodbury's formula.
 
     $q(y \mid z) = \sum_{j=1}^{r} w_j\, \ell(p_j, z)$ on the pivots alone. What is left of a simulation's kernel,
@@ -168,9 +128,9 @@ class LowRankSolve(Solve):
         checks.whole("max_rank", self.max_rank, 1)
         checks.whole("subset", self.subset, 2)
 
-    def fit(self, hyper, z):
+    def fit(self, hyper: Hyperparameters, z: np.ndarray) -> "LowRankSolution":
         """Choose pivots, and sum over the simulations in blocks."""
-        kernel, lam = hyper.parameter_kernel, float(np.asarray(hyper.regularisation))
+        kernel, lam = hyper.parameter_kernel, float(hyper.regularisation)
         stop = self.tolerance * lam
         rows = np.sort(np.random.default_rng(0).permutation(len(z))[: self.subset])
         for _ in range(4):  # more pivots where some are missed
@@ -191,7 +151,7 @@ class LowRankSolve(Solve):
 
 
 @register
-class LowRankSolution(Solution):
+class LowRankSolution:
     """A low-rank factor `U = l(z, P) W'` of `L`, not kept itself.
 
     Args:
@@ -206,42 +166,42 @@ class LowRankSolution(Solution):
     core: Array
     residual: Array
 
-    def solve(self, hyper, z, kappa):
+    def solve(self, hyper: Hyperparameters, z: Array, kappa: Any) -> Solved:
         """`weights = W' (U' U + m lam I)^-1 U' kappa` on the pivots; `m r` kernel evaluations, twice."""
-        kernel, kappa = hyper.parameter_kernel, jnp.asarray(kappa)
-        pivots, inverse, z = jnp.asarray(self.pivots), jnp.asarray(self.inverse), jnp.asarray(z)
-        seen = inverse @ gram.matvec(kernel, pivots, z, kappa)
-        weights = inverse.T @ solves.cho_solve(self.core, seen)
-        return Solved(pivots, weights, gram.matvec(kernel, z, pivots, weights))
+        kernel = hyper.parameter_kernel
+        seen = self.inverse @ matvec(kernel, self.pivots, z, kappa.T)
+        weights = self.inverse.T @ _cho_solve(self.core, seen)
+        return Solved(self.pivots, weights.T, matvec(kernel, z, self.pivots, weights).T)
 
-    def variance(self, hyper, z, t):
+    def variance(self, hyper: Hyperparameters, z: np.ndarray, t: np.ndarray) -> np.ndarray:
         """`l(t, t) - phi' phi + m lam phi' (U' U + m lam I)^-1 phi` with the features `phi` of `t`."""
         kernel = hyper.parameter_kernel
-        features = jnp.asarray(self.inverse) @ kernel.gram(jnp.asarray(self.pivots), t)
-        white = solve_triangular(jnp.asarray(self.core), features, lower=True)
+        features = self.inverse @ kernel.gram(self.pivots, t)
+        white = linalg.solve_triangular(self.core, features, lower=True)
         added = len(z) * hyper.regularisation
-        return kernel.diagonal(t) - jnp.sum(features * features, axis=0) + added * jnp.sum(white * white, axis=0)
+        return kernel.diagonal(t) - np.sum(features * features, axis=0) + added * np.sum(white * white, axis=0)
 
-    def describe(self):
-        """Rank, and what it leaves out."""
-        return {
-            "solve": f"low rank, {len(self.pivots)} pivots; at most {float(self.residual):.1e} of a kernel is left out"
-        }
+    def __str__(self) -> str:
+        return f"low rank, {len(self.pivots)} pivots; at most {float(self.residual):.1e} of a kernel is left out"
 
 
-def _accumulate(factor: LowRank, z) -> tuple[np.ndarray, np.ndarray]:
+def _accumulate(factor: LowRank, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`U' U` `(r, r)`, and the diagonal of `L - U U'`, `(m,)`, from blocks of rows of `U`."""
     core, rest = np.zeros((factor.rank, factor.rank)), np.empty(len(z))
-    for rows, block in _blocks(z):
-        features = factor.features(block)[: rows.stop - rows.start]
+    for start in range(0, len(z), BLOCK):
+        features = factor.features(z[start : start + BLOCK])
         core += features.T @ features
-        rest[rows] = 1.0 - np.sum(features * features, axis=1)
+        rest[start : start + BLOCK] = 1.0 - np.sum(features * features, axis=1)
     return core, np.maximum(rest, 0.0)
 
 
-def _blocks(z):
-    """Slices of the rows, and the rows, the last filled up, so that every block compiles to the same program."""
-    size = min(BLOCK, len(z))
-    for start in range(0, len(z), size):
-        block = z[start : start + size]
-        yield slice(start, start + len(block)), np.pad(block, ((0, size - len(block)), (0, 0)), mode="edge")
+Solution = DenseSolution | LowRankSolution
+"""A factorisation for given simulations and hyperparameters; a frozen pytree."""
+
+Solve = DenseSolve | LowRankSolve
+"""How `L + m lam I` is solved: settings, and `fit`."""
+
+
+def default_solve(num_simulations: int) -> Solve:
+    """Dense up to `MOST_DENSE` simulations, low rank above."""
+    return DenseSolve() if num_simulations <= MOST_DENSE else LowRankSolve()

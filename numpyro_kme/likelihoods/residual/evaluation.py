@@ -4,20 +4,17 @@ import abc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core.host import full_precision
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import LikelihoodAt
-from numpyro_kme.samplers.importance import PositiveLikelihood
 
 if TYPE_CHECKING:
     from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 
 
-class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
+class PositiveLikelihoodAt(LikelihoodAt):
     """A likelihood that is positive as it is, from the same lines by JAX and by NumPy, `_log_density`.
 
     Attributes:
@@ -27,18 +24,15 @@ class PositiveLikelihoodAt(LikelihoodAt, PositiveLikelihood):
     surrogate: "ResidualSurrogate"
 
     def signed_log(self, z):
-        """Sign 1 and log of `q(y | z)` at one point `(D,)`."""
+        """Sign 1 and log of `q(y | z)` at points `(..., D)`."""
         value = self.log_density(z)
-        return jnp.ones_like(value), value
+        return namespace(value).ones_like(value), value
 
     @full_precision
     def log_density(self, z):
-        """`log q(y | z)` at one point `(D,)`, smooth."""
-        return self._log_density(jnp.asarray(z), jnp)
-
-    def log_densities(self, z):
-        """As `LikelihoodAt.log_densities`."""
-        return self._log_density(z, np)
+        """`log q(y | z)` at points `(..., D)`, smooth."""
+        xp = namespace(self, z)
+        return self._log_density(xp.asarray(z), xp)
 
     def brief(self):
         """As `ResidualSurrogate.brief`, which is made once for all observations."""

@@ -16,7 +16,6 @@ References: Genz (1992), J. Comp. Graph. Stat. 1; Geweke, Hajivassiliou and Kean
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
@@ -83,8 +82,7 @@ class ResidualWithinAt(PositiveLikelihoodAt):
             log_density = learnt.density.log_density(v.astype(precision), z.astype(precision), xp)
             return log_density.astype(v.dtype) - xp.sum(log_scale[..., :first], axis=-1)
 
-        u, add = xp.stack(u, axis=-1), logsumexp if xp is jnp else logsumexp_on_host
-        logs = log_density(u, z) if xp is np else jax.vmap(log_density, in_axes=(0, None))(u, found.z)
+        logs, add = log_density(xp.stack(u, axis=-1), z), logsumexp if xp is jnp else logsumexp_on_host
         integral = add(logs.astype(total.dtype) + total, axis=-1)
         return integral + xp.sum(found.log_slope[..., :first], axis=-1) + self.log_jacobian
 

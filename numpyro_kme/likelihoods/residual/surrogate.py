@@ -133,9 +133,10 @@ class ResidualSurrogate(Surrogate):
         warn_if_out_of_distribution(self.transform, self.simulated_range, y)
         return self._at(y, np)
 
-    def at_rows(self, rows: np.ndarray) -> "ResidualAt":
-        """As `Surrogate.at_rows`, by NumPy."""
-        return self._at(rows.reshape(len(rows), -1), np)
+    def at_rows(self, rows: Any, axes: int = 1) -> "ResidualAt":
+        """As `Surrogate.at_rows`."""
+        rows = rows.reshape(*rows.shape[:axes], -1)
+        return self._at(rows, np) if isinstance(rows, np.ndarray) else in_present_precision(self)._at(rows)
 
     def _at(self, y, xp=jnp) -> "ResidualAt":
         kept, scale = y[..., np.array(self.transform.kept)], xp.asarray(self.transform.scale)
