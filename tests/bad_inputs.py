@@ -547,7 +547,7 @@ def run_rejection(model=CONJUGATE, x=X[0]):
 
 def calibrated(**settings):
     found = diagnostics.calibrate(KEY, run_rejection(), **({"progress_bar": False} | settings))
-    return found.p_values()
+    return found.p_value
 
 
 def positional(obs=None):
@@ -564,7 +564,7 @@ add("diagnostics", "NaN", lambda: foreign(spoilt(X, NAN)), "`x` has 1 entries th
 add("diagnostics", "infinite", lambda: foreign(y=np.array([INF])), "`y` has 1 entries that are not finite")
 add("diagnostics", "constant", lambda: foreign(np.ones((40, 1))), "statistics are constant over the 40 simulations")
 add("diagnostics", "duplicates", lambda: foreign(np.repeat(X[:4], 10, 0)))
-add("diagnostics", "random key", lambda: foreign(KEY), "got a random key, of which this test needs none")
+add("diagnostics", "random key", lambda: foreign(KEY), "`x` must hold real numbers; got dtype key")
 add("diagnostics", "outliers", lambda: foreign(spoilt(X, 1e30)))
 add("diagnostics", "wrong shape", lambda: foreign(y=np.zeros(3)), r"got shapes \(40, 1\) and \(3,\)")
 add("diagnostics", "wrong dtype", lambda: foreign(X.astype("U9")), "`x` must hold real numbers; got dtype <U9")

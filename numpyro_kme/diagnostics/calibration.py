@@ -1,6 +1,5 @@
 """Simulation-based calibration, coverage and TARP, from one set of runs on simulated data."""
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
@@ -27,16 +26,11 @@ from numpyro_kme.simulations import Simulations
 LEVEL = 0.001
 """An engine whose p-value is below this is not to be trusted; measured by `python -m benchmarks verdict`."""
 NEXT = {
-    "location": "Read the simulator and what becomes of its arguments and of the observation on the way; "
-    "compare `predictive_check`.",
-    "too wide": "A likelihood that is blurred: use more simulations or rounds, the residual form of KELFI, or smaller "
-    "length scales and less regularisation of a kernel engine.",
-    "too narrow": "Too many statistics, or some that depend on others, for so few simulations: use more simulations, "
-    "or the few statistics that matter; or too few draws: read the effective sample size in `print_summary()`.",
-    "data": "The prior, the order of parameters or a sign: run the model with NumPyro's `Predictive`, and look at "
-    "`plots.surrogate`; or too few simulations where some of these data lie.",
-    "shape": "Tails, several modes or curved posteriors that the engine does not follow: use more simulations, and "
-    "look at `plots.ranks`.",
+    "location": "Read the simulator, and what becomes of arguments and observation; compare `predictive_check`.",
+    "too wide": "Use more simulations, rounds or, in kernel engines, smaller length scales and less regularisation.",
+    "too narrow": "Use more simulations or fewer statistics; read the effective sample size in `print_summary()`.",
+    "data": "Look for a wrong prior, order of parameters or sign, by NumPyro's `Predictive` and `plots.surrogate`.",
+    "shape": "Use more simulations, and look at `plots.ranks`: tails, several modes or curves are not followed.",
 }
 """What to do about posteriors that fail a test."""
 
@@ -59,7 +53,6 @@ class Calibration:
             data alone, and ranks are uniform given any data, so that leaving them out is fair. Of those data nothing
             is known.
         failures: How many further data sets could not be simulated, by kind. They are left out for the same reason.
-        margin: Errors that are let pass, in posterior standard deviations.
     References: Talts et al. (2018), arXiv:1804.06788; Lemos et al. (2023), ICML; Modrak et al. (2023), Bayesian
     Analysis.
     """
@@ -69,20 +62,20 @@ class Calibration:
     truths: Arrays
     data: Arrays = field(default_factory=dict)
     refused: int = 0
-    margin: float = MARGIN
     failures: Mapping[str, int] = field(default_factory=dict)
 
     def _card(self) -> Card:
-        worst = min(self.p_values(), key=lambda name: self.p_values()[name])
-        least, most = min(self.coverage().values()), max(self.coverage().values())
+        p_values = [(p, name, test) for name, tests in self.tests.items() for test, p in tests.items()]
+        ends = [f"{end(self.coverage().values()):.2f}" for end in (min, max)]
+        failures = ", ".join(f"{number} {reason}" for reason, number in self.failures.items())
         return Card(
             f"Calibration on {len(self.tarp)} data sets",
             {
-                "p-value": f"{self.p_value:.2g} of all tests, against errors above {self.margin:g} posterior sd",
-                "smallest": f"{worst}, {self.p_values()[worst]:.2g}",
-                "coverage": f"of 90% intervals {between(f'{least:.2f}', f'{most:.2f}')}",
+                "p-value": f"{self.p_value:.2g} of all tests, against errors above {MARGIN:g} posterior sd",
+                "smallest": "{1}, {2}: {0:.2g}".format(*min(p_values)),
+                "coverage": f"of 90% intervals {between(*ends)}",
                 "refused": f"{self.refused} further data sets" if self.refused else "",
-                "failed": f"{self.failed} further data sets" if self.failed else "",
+                "failed": f"{self.failed} further data sets could not be simulated ({failures})" if failures else "",
                 "found": "; ".join(self.findings()) or f"nothing at level {LEVEL:g}",
             },
             "print_summary(), plots.ranks(calibration), plots.coverage(calibration)",
@@ -104,17 +97,13 @@ class Calibration:
 
         `shape`: Kolmogorov-Smirnov. `location`: posteriors are shifted. `scale`: they are too narrow, or too wide.
         `data`: what is off changes with the data, as where the prior is ignored, parameters are swapped or a sign is
-        wrong. A posterior that is off by at most `margin` standard deviations, or in its width by a factor of at most
-        `exp(margin / sqrt(2))`, has a p-value below `a` with a probability of at most `a`. TARP looks at all `D`
+        wrong. A posterior that is off by at most a margin of .05 standard deviations, or in its width by a factor of at
+        most `exp(.05 / sqrt(2))`, has a p-value below `a` with a probability of at most `a`. TARP looks at all `D`
         numbers together, whose errors add up: its margin is $\sqrt D$ times as large.
         """
         components = uniformity.components_of(self.data)
-        found = {name: uniformity.tests(value, components, self.margin) for name, value in self.columns.items()}
-        return found | {"TARP": uniformity.tests(self.tarp, margin=self.margin * np.sqrt(len(found)))}
-
-    def p_values(self) -> dict[str, float]:
-        """One p-value for each number, and for TARP: its smallest times the number of its tests, at most 1."""
-        return {name: min(1.0, len(tests) * min(tests.values())) for name, tests in self.tests.items()}
+        found = {name: uniformity.tests(value, components) for name, value in self.columns.items()}
+        return found | {"TARP": uniformity.tests(self.tarp, margin=MARGIN * np.sqrt(len(found)))}
 
     @property
     def p_value(self) -> float:
@@ -126,18 +115,18 @@ class Calibration:
         """What is off at a level, by how much, and what to do next: one entry for each kind of error, then data sets
         that were refused, if these are more than a tenth."""
         number = sum(map(len, self.tests.values()))
-        scores = {name: ndtri(value) for name, value in {**self.columns, "TARP": self.tarp}.items()}
-        found: dict[str, list[str]] = {}
-        for name, tests in self.tests.items():
-            centre, scale = scores[name].mean(), scores[name].std()
-            shift = "location", f"{abs(centre):.2g} sd too {'low' if centre > 0 else 'high'}"
-            width = ("too wide", 1 / scale - 1) if scale < 1 else ("too narrow", 1 - 1 / scale)
-            said = {"location": shift, "scale": (width[0], f"by {width[1]:.0%}")}
-            failed = [test for test, p in tests.items() if number * p < level]
+        found: dict[str, list[str]] = {kind: [] for kind in NEXT}
+        for name, value in {**self.columns, "TARP": self.tarp}.items():
+            centre, scale = np.mean(ndtri(value)), np.std(ndtri(value))
+            width = (
+                ("too wide", f" by {1 / scale - 1:.0%}") if scale < 1 else ("too narrow", f" by {1 - 1 / scale:.0%}")
+            )
+            shift = "location", f" {abs(centre):.2g} sd too {'low' if centre > 0 else 'high'}"
+            failed = [test for test, p in self.tests[name].items() if number * p < level]
             for test in [test for test in failed if test != "shape"] or failed:
-                kind, how_much = said.get(test, (test, ""))
-                found.setdefault(kind, []).append(f"{name} {how_much}".strip())
-        sentences = [f"{kind} ({', '.join(found[kind])}): {NEXT[kind]}" for kind in NEXT if kind in found]
+                kind, how_much = {"location": shift, "scale": width}.get(test, (test, ""))
+                found[kind].append(name + how_much)
+        sentences = [f"{kind} ({', '.join(names)}): {NEXT[kind]}" for kind, names in found.items() if names]
         total = self.refused + len(self.tarp)
         if self.refused > 0.1 * total:
             sentences.append(
@@ -150,12 +139,6 @@ class Calibration:
         """Fraction of central intervals of a level that hold the truth, for each number."""
         return {name: float(np.mean(np.abs(2 * value - 1) <= level)) for name, value in self.columns.items()}
 
-    def coverage_curve(self, levels: Any = None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Levels, and the coverage at each, with TARP's expected coverage of credible regions as `TARP`."""
-        levels = np.linspace(0.0, 1.0, 101) if levels is None else np.asarray(levels)
-        curves = {name: np.mean(np.abs(2 * v - 1)[:, None] <= levels, axis=0) for name, v in self.columns.items()}
-        return levels, {**curves, "TARP": np.mean(self.tarp[:, None] <= levels, axis=0)}
-
     def to_inference_data(self):
         """An ArviZ object with the group `prior_sbc`: ranks with dimensions `(chain=1, draw=data set)`."""
         groups = {
@@ -166,23 +149,13 @@ class Calibration:
         return arviz.to_inference_data(groups, attrs={"p_value": self.p_value})
 
     def print_summary(self, level: float = 0.9) -> None:
-        """Print how many data sets there were, coverage, p-values of all tests, and one for all."""
-        coverage, number = self.coverage(level), len(self.tarp)
-        error = np.sqrt(level * (1 - level) / number)
-        print(f"{number} data sets, {self.refused} further ones refused")
-        if self.failures:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
-            print(textwrap.fill(f"{self.failed} further data sets could not be simulated ({reasons})", 80))
-        print(f"coverage of {level:.0%} intervals (standard error {error:.3f}),")
-        print(f"p-values of errors above {self.margin:g} posterior standard deviations")
-        kinds = list(next(iter(self.tests.values())))
-        print(" ".join([f"{'':>24} {'coverage':>8}", *(f"{kind:>9}" for kind in kinds)]))
+        """Print what `repr` says, and for each number the coverage of intervals of a level and the p-values."""
+        print(self)
+        covered = {name: f"{share:.3f}" for name, share in self.coverage(level).items()}
+        kinds = next(iter(self.tests.values()))
+        print(f"\n{'':>24} {f'{level:.0%} cover':>10}", *(f"{kind:>9}" for kind in kinds))
         for name, tests in self.tests.items():
-            covered = f"{coverage[name]:.3f}" if name in coverage else ""
-            print(" ".join([f"{name:>24} {covered:>8}", *(f"{tests[k]:>9.2g}" for k in kinds if k in tests)]))
-        print(f"{'p-value of all':>24} {self.p_value:>8.2g}")
-        verdict = "something, which `findings()` explains" if self.findings() else "nothing"
-        print(f"{'found':>24} {verdict}, at level {LEVEL:g}")
+            print(f"{name:>24} {covered.get(name, ''):>10}", *(f"{p:>9.2g}" for p in tests.values()))
 
 
 def calibrate(
@@ -191,7 +164,6 @@ def calibrate(
     num_datasets: int = 100,
     *,
     num_draws: int = 100,
-    margin: float = MARGIN,
     arguments: Arguments | None = None,
     progress_bar: bool = True,
 ) -> Calibration:
@@ -204,13 +176,11 @@ def calibrate(
             and none is written to its `store`. Its `trained.condition` serves each data set, from the simulations and
             what was learnt in that run, where it keeps them. `KELFI` that has made rounds around the posterior of its
             observation serves no other, and raises an error: run it with `num_rounds=1`.
-        num_datasets: `N`. With one parameter and the default margin, 200 flag a posterior that is half too wide, or off
+        num_datasets: `N`. With one parameter, 200 flag a posterior that is half too wide, or off
             by half a standard deviation, at level 0.001 in 0.99 of runs, and one off by 0.4 in 0.88; 100 flag the first
             two in 0.77, and at level 0.05 in 0.96 (`python -m benchmarks verdict`).
         num_draws: `L`, posterior draws of each data set that the truth is compared with: at most so many, and no more
             than their effective number where draws are alike, as resampled simulations are.
-        margin: Errors that are let pass, in posterior standard deviations (`Calibration.tests`); 0 tests exact
-            uniformity.
         arguments: Turns what was drawn, `{site: value}` for simulators and other observed sites, into keyword arguments
             of the model; by default each site is passed under its own name.
         progress_bar: Show a bar of the data sets, and none of the engine's own.
@@ -221,7 +191,6 @@ def calibrate(
     checks.key(rng_key)
     checks.whole("num_datasets", num_datasets, 2)
     checks.whole("num_draws", num_draws, 1)
-    checks.non_negative("margin", margin)
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     trained, problem = engine.trained, problem_of(engine.posterior)
     if isinstance(engine, KELFI):
@@ -251,7 +220,6 @@ def calibrate(
         {name: np.asarray(simulations.latents[name])[served] for name in ranks},
         {site: value[served] for site, value in data.items()},
         refused,
-        margin,
         simulations.failures,
     )
 
@@ -270,11 +238,9 @@ def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.n
 def _tarp(rng, draws: Arrays, truth: Arrays, simulations: Simulations) -> float:
     """Fraction of draws nearer than the truth to a prior draw, in prior standard deviations, made uniform."""
     reference = int(rng.integers(len(simulations)))
-    of_draws = np.zeros(len(next(iter(draws.values()))))
-    of_truth = 0.0
+    squares: Any = 0.0
     for name, value in draws.items():
         prior = np.asarray(simulations.latents[name])
-        scale = np.maximum(prior.std(axis=0), 1e-300)
-        of_draws += np.sum(((value - prior[reference]) / scale).reshape(len(value), -1) ** 2, axis=1)
-        of_truth += np.sum(((truth[name] - prior[reference]) / scale) ** 2)
-    return float((np.sum(of_draws < of_truth) + rng.uniform()) / (len(of_draws) + 1))
+        apart = (np.concatenate([value, truth[name][None]]) - prior[reference]) / np.maximum(prior.std(axis=0), 1e-300)
+        squares = squares + np.sum(apart.reshape(len(apart), -1) ** 2, axis=1)
+    return float((np.sum(squares[:-1] < squares[-1]) + rng.uniform()) / len(squares))

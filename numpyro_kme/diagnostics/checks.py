@@ -16,7 +16,7 @@ from numpyro_kme._core.display import Card, frozen
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
-from numpyro_kme.diagnostics.predictive import PredictiveCheck, predictive_check
+from numpyro_kme.diagnostics.predictive import PredictiveCheck, names_of_numbers, predictive_check
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior, problem_of
@@ -24,7 +24,6 @@ from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import SimulatorSite
 
 QUANTILES = 30
 """Numbers that many draws along a plate are compared by."""
@@ -43,50 +42,33 @@ class MisspecificationTest:
             observation is one more simulation.
         score: Log distance of the observation to its nearest simulations.
         scores: The same for each simulation, `(m,)`.
-        witness: The same p-value for each statistic by itself, by its distance from the median, `(n,)`: where it
-            differs. With many statistics some are small by chance.
-        names: Of the statistics, if they have any.
+        by_statistic: The same p-value for each statistic by itself, by its distance from the median, the smallest
+            first: where it differs. With many statistics some are small by chance.
     """
 
     p_value: float
     score: float
     scores: np.ndarray
-    witness: np.ndarray
-    names: tuple[str, ...] = ()
-
-    @property
-    def smallest(self) -> float:
-        """The smallest p-value that so many simulations allow, `1 / (m + 1)`: no simulation is as far from the others
-        as the observation."""
-        return 1.0 / (len(self.scores) + 1)
+    by_statistic: Mapping[str, float]
 
     @property
     def told(self) -> str:
-        """The p-value in words: whether it is the smallest that it can be."""
-        return f"p-value {self.p_value:.2g}" + f", {self._limit}" * bool(self._limit)
+        """The p-value in words: whether it is the smallest that so many simulations allow, `1 / (m + 1)`."""
+        return f"p-value {self.p_value:.2g}" + f", the smallest that {len(self.scores)} simulations allow" * self.least
 
     @property
-    def _limit(self) -> str:
-        least = self.p_value <= self.smallest
-        return f"the smallest that {len(self.scores)} simulations allow" if least else ""
-
-    @property
-    def by_statistic(self) -> dict[str, float]:
-        """`witness` by name, or by number where statistics have no names, the smallest first."""
-        labels = self.names or tuple(map(str, range(len(self.witness))))
-        return {labels[i]: float(self.witness[i]) for i in np.argsort(self.witness, kind="stable")}
+    def least(self) -> bool:
+        """Whether no simulation is as far from the others as the observation, which more simulations could show."""
+        return self.p_value <= 1.0 / (len(self.scores) + 1)
 
     def _card(self) -> Card:
-        worst = list(self.by_statistic.items())[:5]
-        kind = "" if self.names else "statistic "
-        low, high = np.min(self.scores), np.max(self.scores)
+        among = f"{np.min(self.scores):.3g} to {np.max(self.scores):.3g} among {len(self.scores):,} simulations"
         return Card(
-            f"Is the observation like the simulations? p-value {self.p_value:.2g}",
+            f"Is the observation like the simulations? {self.told}",
             {
-                "p-value": self._limit,
-                "distance": f"log {self.score:.3g}; {low:.3g} to {high:.3g} among {len(self.scores):,} simulations",
-                "most unlike": ", ".join(f"{kind}{name} ({p:.2g})" for name, p in worst),
-                "": f"p-values of single numbers, of {len(self.witness)}: some are small by chance",
+                "distance": f"log {self.score:.3g}; {among}",
+                "most unlike": ", ".join(f"{name} ({p:.2g})" for name, p in list(self.by_statistic.items())[:5]),
+                "": f"p-values of single numbers, of {len(self.by_statistic)}: some are small by chance",
             },
             "plots.predictive draws the observation among simulations; `by_statistic` has all of them",
         )
@@ -104,29 +86,19 @@ def misspecification_test(
         x: An engine that has been run, or its posterior: its simulations at prior draws are compared with its
             observation, draws along a plate that are alike in order of size. Or simulated outputs from the prior,
             `(m, *event)`; sort exchangeable draws first.
-        y: The observation, `(*event)`, or a dictionary of a number for each of the `names`; by default that of the
-            engine. Statistics that are NaN, not observed, are left out, and their `witness` is 1.
+        y: The observation, `(*event)`; by default that of the engine. Statistics that are NaN, not observed, are left
+            out, and their p-value is 1.
         names: Of the statistics, such as `("mean", "max")`; by default those of the engine's simulator, if it has any.
         site: Which simulator of the engine's model; the only one when left out.
     Cost: `m^2 n` at most.
     """
-    checks.require(
-        not checks.is_key(x),
-        "`x` must be an engine that has been run, or simulated outputs `(m, *event)`; got a random key, of which this "
-        "test needs none: misspecification_test(engine).",
-        TypeError,
-    )
     if isinstance(x, Engine | Posterior):
         posterior = posterior_of(x)
-        x, observed, labels = _at_site(posterior, problem_of(posterior).site(site, "by `site=`"))
-        y, names = observed if y is None else y, names or labels
-    if isinstance(y, Mapping):
-        checks.require(
-            set(names) == set(y),
-            f"`names` must give the entries of `y` in the order of the columns of `x`; got names={tuple(names)} for "
-            f"{list(y)}. Pass names=posterior.statistics[site], or an engine that has been run in place of `x`.",
-        )
-        y = np.array([y[name] for name in names])
+        problem = problem_of(posterior)
+        site = problem.site(site, "by `site=`")
+        x, observed, labels = _at_site(posterior, site)
+        y = observed if y is None else problem.simulators[site].simulator.vector(y)
+        names = names or labels
     x, y = in_jax_types(x), in_jax_types(y)
     checks.real("x", x)
     checks.real("y", y)
@@ -135,11 +107,11 @@ def misspecification_test(
         x.ndim >= 1 and x.shape[1:] == y.shape and len(x) > NEIGHBOURS,
         f"`x` must hold more than {NEIGHBOURS} simulations of the shape of `y`; got shapes {x.shape} and {y.shape}.",
     )
-    table, seen = x.reshape(len(x), -1), y.reshape(-1)
+    names = tuple(names) or names_of_numbers("x", y.shape)
     checks.require(
-        len(names) in (0, seen.size),
-        f"`names` must name the {seen.size} statistics; got {len(names)}: {list(names)[:8]}.",
+        len(names) == y.size, f"`names` must name the {y.size} statistics; got {len(names)}: {list(names[:8])}."
     )
+    table, seen = x.reshape(len(x), -1), y.reshape(-1)
     transform = StatisticsTransform.fit(table)
     if transform.lacks(seen):
         transform = transform.some(transform.numbers(~np.isnan(seen), np.zeros(seen.size, bool)))
@@ -151,11 +123,10 @@ def misspecification_test(
     distances, _ = scipy.spatial.KDTree(white).query(white, NEIGHBOURS + 1)  # the nearest of all is the row itself
     scores = np.log(np.maximum(distances[:, NEIGHBOURS], 1e-300))
     tails = np.abs(together - np.median(together, axis=0))
-    witness = np.ones(table.shape[1])
-    witness[list(transform.kept)] = np.mean(tails >= tails[-1:], axis=0)
-    return MisspecificationTest(
-        float(np.mean(scores >= scores[-1])), float(scores[-1]), scores[:-1], witness, tuple(names)
-    )
+    single = dict.fromkeys(names, 1.0)
+    single |= zip([names[i] for i in transform.kept], np.mean(tails >= tails[-1:], axis=0).tolist())
+    by_statistic = dict(sorted(single.items(), key=lambda pair: pair[1]))
+    return MisspecificationTest(float(np.mean(scores >= scores[-1])), float(scores[-1]), scores[:-1], by_statistic)
 
 
 def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -171,17 +142,7 @@ def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, t
     y = found.counted(np.asarray(problem.observations[site]))
     if found.simulator.batch_shape and found.alike and not found.simulator.ragged:
         return _in_order(x, y, found.simulator)
-    if found.simulator.batch_shape and not found.simulator.ragged:
-        return x, y, _by_call(found)
-    return x, y, found.simulator.labels if found.single else ()
-
-
-def _by_call(site: SimulatorSite) -> tuple[str, ...]:
-    """Names of the numbers of calls along plates: where the call stands, and the name or place of the number in it."""
-    shape, labels = site.simulator.event_shape, site.simulator.labels
-    each = labels or [f"[{','.join(map(str, index))}]" if index else "" for index in np.ndindex(*shape)]
-    calls = (",".join(map(str, index)) for index in np.argwhere(site.mask))
-    return tuple(f"call[{call}]{' ' * bool(labels)}{one}" for call in calls for one in each)
+    return x, y, names_of_numbers(site, y.shape, () if found.simulator.ragged else found.simulator.labels)
 
 
 def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -222,9 +183,8 @@ class Check:
     surrogate: Mapping[str, SurrogateCheck] = field(default_factory=dict)
 
     def _card(self) -> Card:
-        verdict = "FLAGGED: distrust this posterior" if self.flagged() else "not flagged"
         return Card(
-            f"Diagnostics: {verdict} at level {LEVEL:g}",
+            f"Diagnostics: {self._verdict} at level {LEVEL:g}",
             {
                 "p-value": self.p_value,
                 "calibration": f"p-value {self.calibration.p_value:.2g}, {len(self.calibration.tarp)} data sets",
@@ -233,6 +193,10 @@ class Check:
             },
             "print_summary(), plots.ranks(check.calibration), plots.predictive(check.predictive)",
         )
+
+    @property
+    def _verdict(self) -> str:
+        return "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
 
     @property
     def p_value(self) -> float:
@@ -248,44 +212,31 @@ class Check:
         """What is wrong at a level, and what to do next; then what else to look at: an observation that is more unlike
         the simulations than each of these, where they are too few to flag it; data sets that were refused; the
         surrogate."""
-        unlike, few = [], []
+        unlike, few, one_in = [], [], 2 * len(self.misspecification) / level
         for site, test in self.misspecification.items():
-            one_in = 2 * len(self.misspecification) / level
+            mend = (
+                f"Mend the model, leave out statistics where it differs most ({', '.join(list(test.by_statistic)[:3])};"
+                f" `misspecification[{site!r}].by_statistic` has all), or use `PosteriorBootstrap`, which does not "
+                "trust the model."
+            )
             if test.p_value * one_in < 1.0:
-                unlike.append(f"{site} ({test.told}): the model hardly makes this observation. {_unlike(site, test)}")
-            elif test.p_value <= test.smallest:
+                unlike.append(f"{site} ({test.told}): the model hardly makes this observation. {mend}")
+            elif test.least:
                 few.append(
                     f"{site} ({test.told}): no simulation is as unlike the others as the observation, and this many "
-                    f"cannot flag a model by the rule; {one_in:,.0f} prior draws can. {_unlike(site, test)}"
+                    f"cannot flag a model by the rule; {one_in:,.0f} prior draws can. {mend}"
                 )
         of_surrogate = [sentence for site, found in self.surrogate.items() for sentence in found.findings(site)]
         return unlike + self.calibration.findings(level / 2) + few + of_surrogate
 
     def print_summary(self) -> None:
-        """Print what was found, the verdict, and what to do next."""
+        """Print every part, the verdict, and what to do next."""
         self.calibration.print_summary()
-        for site, test in self.misspecification.items():
-            print(textwrap.fill(f"{site}: is the observation like the simulations? {test.told}", 80))
-        for site, tails in ({} if self.predictive is None else self.predictive.tail_probabilities()).items():
-            print(f"{site}: smallest of {tails.size} posterior predictive tails {np.nanmin(tails):.2g}")
-        for site, found in self.surrogate.items():
-            print(
-                f"{site}: {found.beyond:.1%} of draws beyond the simulated parameters, {found.negative:.0%} with a "
-                "negative surrogate"
-            )
-        verdict = "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
-        print(f"p-value {self.p_value:.2g}: {verdict} at level {LEVEL:g}")
+        for part in (*self.misspecification.values(), self.predictive, *self.surrogate.values()):
+            print("" if part is None else f"\n{part}")
+        print(f"\np-value {self.p_value:.2g}: {self._verdict} at level {LEVEL:g}")
         for sentence in self.findings():
             print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
-
-
-def _unlike(site: str, test: MisspecificationTest) -> str:
-    """What to do about an observation that is unlike the simulations."""
-    return (
-        f"Mend the model, leave out statistics where it differs most ({', '.join(list(test.by_statistic)[:3])}; "
-        f"`misspecification[{site!r}].by_statistic` has all), or use `PosteriorBootstrap`, which does not trust the "
-        "model."
-    )
 
 
 def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **settings: Any) -> Check:
@@ -313,10 +264,11 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     predictive_key, calibrate_key = split(rng_key)
     calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
     predictive = predictive_check(predictive_key, engine)
-    tests = {}
-    for site, y in problem.observations.items():
-        if problem.simulators[site].mask.any() and np.isfinite(simulations.x[site]).all() and not np.isnan(y).all():
-            tests[site] = misspecification_test(*_at_site(posterior, site))
+    tests = {
+        site: misspecification_test(*_at_site(posterior, site))
+        for site, y in problem.observations.items()
+        if problem.simulators[site].mask.any() and np.isfinite(simulations.x[site]).all() and not np.isnan(y).all()
+    }
     surrogate: Mapping[str, SurrogateCheck] = {}
     if isinstance(posterior, LearntPosterior):
         latents = {name: posterior.samples[name] for name in problem.latents}

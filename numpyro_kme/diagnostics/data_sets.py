@@ -72,34 +72,28 @@ def data_sets(
         made = drawn if arguments is None else arguments(drawn)
         checks.instance("arguments(outputs)", made, Mapping, "a dictionary of keyword arguments of the model")
         given.append({**problem.kwargs, **made})
-    again = problem.with_data(*problem.args, **given[0])
-    _require_passed_on(again, {site: value[0] for site, value in (*simulations.x.items(), *others.items())})
-    _require_drawn_alike(rng_key, again, simulations.latents, others)
+    _require_passed_on(rng_key, problem.with_data(*problem.args, **given[0]), simulations, others)
     data = {site: problem.simulators[site].counted(np.asarray(value), 1) for site, value in simulations.x.items()}
     return simulations, data | others, given
 
 
-def _require_passed_on(again: Problem, drawn: Arrays) -> None:
-    """Raise where the model `again` observes something else than what was drawn for it."""
+def _require_passed_on(rng_key: jax.Array, again: Problem, simulations: Simulations, others: Arrays) -> None:
+    """Raise where the model `again` observes something else than the first data set, or draws another."""
+    drawn = {site: np.asarray(value[0]) for site, value in (*simulations.x.items(), *others.items())}
     for site, value in (again.observations | again.likelihood_observations).items():
-        x = np.asarray(drawn[site])
+        x = drawn[site]
         seen = value.shape == x.shape and np.isfinite(x) & np.isfinite(value)  # the others are missing or censored
-        same = value.shape == x.shape and np.allclose(value[seen], x[seen], rtol=1e-4)
         checks.require(
-            same,
+            value.shape == x.shape and np.allclose(value[seen], x[seen], rtol=1e-4),
             f"The model does not observe at {site!r} the simulated output or draw that is passed to it, but "
             f"{checks.line(value)} where {checks.line(x)} was drawn: it changes its argument before, or observes "
             "something else. Pass `arguments=lambda x: dict(...)`, which turns what was drawn into what the model "
             "takes.",
         )
-
-
-def _require_drawn_alike(rng_key: jax.Array, again: Problem, latents: Arrays, others: Arrays) -> None:
-    """Raise where the distribution of a site depends on the data that were passed to the model."""
-    first = {name: np.asarray(value)[:1] for name, value in latents.items()}
+    first = {name: np.asarray(value)[:1] for name, value in simulations.latents.items()}
     for site, value in again.draw_likelihoods(rng_key, first).items():
         checks.require(
-            np.allclose(value[0], others[site][0], rtol=1e-4, equal_nan=True),
+            np.allclose(value[0], drawn[site], rtol=1e-4, equal_nan=True),
             f"The distribution of site {site!r} changes with the data that are passed to the model, so that no data "
             "sets can be drawn from it. Let it depend on latents and covariates alone, or put the whole into a "
             "simulator.",

@@ -1,13 +1,13 @@
 """Whether a posterior predicts its observation, with the real simulator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 import jax
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme._core.display import Card, frozen, names_and_shapes
+from numpyro_kme._core.display import Card, frozen, names_and_shapes, numbers
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics.data_sets import plan_of_data
@@ -36,7 +36,7 @@ class PredictiveCheck:
     failures: Mapping[str, int] = field(default_factory=dict)
 
     def _card(self) -> Card:
-        tails = {site: list(found.items()) for site, found in self.by_statistic.items()}
+        tails = {site: list(found.items())[:3] for site, found in self.by_statistic.items()}
         return Card(
             f"Predictive check of {', '.join(self.observed)}",
             {
@@ -44,8 +44,8 @@ class PredictiveCheck:
                 "failed": ", ".join(f"{number} {reason}" for reason, number in self.failures.items()),
                 "observed": names_and_shapes(self.observed, lead=0),
                 **{
-                    f"smallest tail of {site}": ", ".join(_told(name, p, len(row)) for name, p in row[:3])
-                    for site, row in tails.items()
+                    f"smallest tail of {site}": ", ".join(f"{p:.2g} ({name})" for name, p in smallest)
+                    for site, smallest in tails.items()
                 },
             },
             "plots.predictive(check) draws the observation among the predictions; `by_statistic` has all tails",
@@ -53,16 +53,12 @@ class PredictiveCheck:
 
     @property
     def by_statistic(self) -> dict[str, dict[str, float]]:
-        """`tail_probabilities` by name, or by number where statistics have no names, the smallest first, without what
-        is NaN: `{site: {name: tail}}`; of calls along plates `name[call]`."""
+        """`tail_probabilities` by name, the smallest first, without what is NaN: `{site: {name: tail}}`."""
         found = {}
         for site, tails in self.tail_probabilities().items():
-            names = self.names.get(site, ())
-            whole = tails.reshape(-1, len(names)) if names else tails.reshape(1, -1)
-            labels = names or tuple(map(str, range(whole.shape[1])))
-            calls = [f"[{i}]" for i in range(len(whole))] if len(whole) > 1 else [""]
-            named = [(label + call, float(p)) for call, row in zip(calls, whole) for label, p in zip(labels, row)]
-            found[site] = dict(sorted((pair for pair in named if not np.isnan(pair[1])), key=lambda pair: pair[1]))
+            names = names_of_numbers(site, tails.shape, self.names.get(site, ()))
+            known = [(name, p) for name, p in zip(names, tails.ravel().tolist()) if not np.isnan(p)]
+            found[site] = dict(sorted(known, key=lambda pair: pair[1]))
         return found
 
     def tail_probabilities(self) -> dict[str, np.ndarray]:
@@ -131,6 +127,9 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     )
 
 
-def _told(name: str, tail: float, among: int) -> str:
-    """A tail probability, with the name of its statistic if it is not the only one."""
-    return f"{tail:.2g}" + f" ({name})" * (among > 1)
+def names_of_numbers(site: str, shape: tuple[int, ...], labels: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names of the numbers of an array: the labels of one output, `label[call]` along plates; else `site[i,j]`."""
+    if not labels:
+        return tuple(numbers({site: np.zeros(shape)}, lead=0))
+    calls = range(int(np.prod(shape)) // len(labels))
+    return tuple(f"{label}[{call}]" if len(calls) > 1 else label for call in calls for label in labels)

@@ -13,8 +13,6 @@ and every p-value is the largest over the ball: for location at its end $\mu$, f
 tests exact uniformity.
 """
 
-from functools import lru_cache
-
 import numpy as np
 import scipy
 from scipy.special import ndtr, ndtri
@@ -24,12 +22,10 @@ from numpyro_kme.models.problem import Arrays
 
 MARGIN = 0.05
 """Errors of posteriors up to this many posterior standard deviations are let pass; `python -m benchmarks verdict`
-counts what is flagged then, with faults and without."""
-BANDS = 4000
-"""Samples that a band is found from; its probability has a standard error of 0.0035 at 0.95."""
+counts what is flagged then."""
 
 
-def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float = 0.0) -> dict[str, float]:
+def tests(ranks: np.ndarray, components: np.ndarray | None = None, margin: float = MARGIN) -> dict[str, float]:
     r"""P-values of four ways not to be uniform, for ranks `r` that are independent given the data.
 
     By normal scores $z = \Phi^{-1}(r)$, independent standard normals where posteriors are exact. `location`:
@@ -70,42 +66,11 @@ def components_of(data: Arrays) -> np.ndarray:
     Args:
         data: `{site: (N, *event)}`.
     """
-    tables = [np.asarray(value, np.float64).reshape(len(value), -1) for value in data.values()]
-    if not tables:
+    if not data:
         return np.zeros((0, 0))
-    table = np.concatenate(tables, axis=1)
-    centre = np.median(table, axis=0)
+    table = np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in data.values()], axis=1)
     scale = mad_or_sd(table)
-    scaled = np.arcsinh((table - centre)[:, scale > 0] / scale[scale > 0])
+    scaled = np.arcsinh((table - np.median(table, axis=0))[:, scale > 0] / scale[scale > 0])
     left, sizes, _ = np.linalg.svd(scaled - scaled.mean(axis=0), full_matrices=False)
     kept = int(np.sum(sizes > 1e-8 * np.max(sizes, initial=0.0)))
     return left[:, : min(kept, len(table) // 10)]
-
-
-@lru_cache
-def simultaneous_band(size: int, prob: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    r"""A band that the empirical distribution of independent uniform numbers stays in, at all places together.
-
-    At each place $z$ of a grid it is a central interval of the binomial distribution of the count below,
-    $\mathrm{Bin}(N, z)$, of one probability $1 - \gamma$ for all places. That is set by the distribution of the
-    smallest two-sided tail over the places, $\min_z 2 \min(P(X \le n_z), P(X \ge n_z))$, whose quantile at
-    $1 - \text{prob}$ is $\gamma$; it is found from `BANDS` simulated samples.
-
-    Args:
-        size: `N`.
-        prob: With which the whole curve stays in the band.
-    Returns:
-        Places, and the lowest and highest fractions there, `(K + 1,)` each, `K` being `N` or 100 at most.
-    References: Saeilynoja, Buerkner and Vehtari (2022), Statistics and Computing 32.
-    """
-    number = min(size, 100)
-    grid = np.linspace(0.0, 1.0, number + 1)
-    below = scipy.stats.binom.cdf(np.arange(-1, size + 1)[:, None], size, grid[1:-1])  # of one less than each count
-    rng, least = np.random.default_rng(0), []
-    for _ in range(BANDS):
-        counts = np.cumsum(np.bincount((rng.uniform(size=size) * number).astype(int), minlength=number))[:-1]
-        places = np.arange(number - 1)
-        least.append(2.0 * np.minimum(below[counts + 1, places], 1.0 - below[counts, places]).min(initial=0.5))
-    gamma = float(np.quantile(least, 1.0 - prob))
-    low, high = scipy.stats.binom.ppf([[gamma / 2], [1.0 - gamma / 2]], size, grid) / size
-    return grid, low, high

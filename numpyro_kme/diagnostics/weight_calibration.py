@@ -10,23 +10,19 @@ from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 
 @frozen
 class WeightCalibration:
-    """Learning rates for `handlers.generalized_bayes`, and the curve that one of them is read from.
+    """Learning rates for `handlers.generalized_bayes`.
 
     Attributes:
         by_bootstrap: The weight whose normal approximation is nearest to the loss-likelihood bootstrap.
         by_coverage: The weight at which intervals of probability `level` cover the estimate in that fraction of the
-            bootstrap replicates; NaN where the curve does not cross `level`.
+            bootstrap replicates.
         level: See `by_coverage`.
-        weights: Weights of the curve, increasing, within a factor of 30 of `by_bootstrap`, `(W,)`.
-        coverage: Fraction of the replicates whose interval covers the estimate, `(W, parameters)`, unconstrained.
         num_replicates: Replicates that converged, which the others rest on.
     """
 
     by_bootstrap: float
     by_coverage: float
     level: float
-    weights: np.ndarray
-    coverage: np.ndarray
     num_replicates: int
 
     def _card(self) -> Card:
@@ -76,11 +72,6 @@ def calibrate_weight(bootstrap: PosteriorBootstrap, *, level: float = 0.9) -> We
     )
     hessian = np.asarray(found.hessian)
     weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))
-    weights = weight * np.geomspace(1.0 / 30.0, 30.0, 241)
     sd = np.sqrt(np.diag(np.linalg.inv(hessian)) / size)
-    reach = np.abs(offsets) / (ndtri(0.5 + 0.5 * level) * sd)
-    coverage = np.mean(reach[None] <= weights[:, None, None] ** -0.5, axis=1)
-    average = coverage.mean(axis=1)
-    inside = average[-1] <= level <= average[0]
-    by_coverage = float(np.exp(np.interp(-level, -average, np.log(weights)))) if inside else float("nan")
-    return WeightCalibration(float(weight), by_coverage, level, weights, coverage, len(offsets))
+    reach = np.quantile(np.abs(offsets) / sd, level) / ndtri(0.5 + 0.5 * level)  # at the weight 1
+    return WeightCalibration(float(weight), float(reach**-2), level, len(offsets))

@@ -1,30 +1,19 @@
 """What each statistic tells about the parameters, what was learnt of it, and statistics that were learnt."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme.engines.base import Engine
-from numpyro_kme.engines.learnt_posterior import LearntPosterior
+from numpyro_kme.diagnostics.predictive import names_of_numbers
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.likelihoods.summaries.base import StatisticsSurrogate
 from numpyro_kme.likelihoods.summaries.selection import cosines_of_ranks, orthonormal
-from numpyro_kme.plots._style import COLOURS, DARK, WIDTH, chosen, labelled, learnt_posterior, legend, panels
+from numpyro_kme.plots._style import COLOURS, DARK, WIDTH, Learnt, Names, labelled, learnt_posterior, legend, panels
 
 MOST = 12
 """So many learnt statistics are drawn where none are named."""
-
-
-def _names(posterior: LearntPosterior, site: str, numbers: list[str]) -> list[str]:
-    """Names of as many statistics of a site: those that were learnt, the user's, or the numbers of the output."""
-    names = posterior.statistics.get(site, ())
-    if site in posterior.likelihoods and isinstance(
-        found := posterior.likelihoods[site].surrogate, StatisticsSurrogate
-    ):
-        names = _learnt_names(site, found)
-    return list(names) if len(names) == len(numbers) else numbers
 
 
 def _learnt_names(site: str, surrogate: StatisticsSurrogate) -> tuple[str, ...]:
@@ -32,45 +21,32 @@ def _learnt_names(site: str, surrogate: StatisticsSurrogate) -> tuple[str, ...]:
     return tuple(f"{site}[{name}]" if name.isdigit() else name for name in surrogate.statistics.names)
 
 
-def informativeness(
-    posterior: LearntPosterior | Engine,
-    labels: Sequence[str] | None = None,
-    *,
-    ax: Any = None,
-    figsize: tuple[float, float] | None = None,
-    **style: Any,
-) -> Any:
+def informativeness(posterior: Learnt, labels: Names = None, *, ax: Any = None, **style: Any) -> Any:
     """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.informativeness`).
 
     Args:
         posterior: Of `KELFI`, or a `KELFI` that has been run.
         labels: Names of the statistics, where there is one site; those of the simulator when left out.
         ax: One axis, in place of a new figure.
-        figsize: Size of the figure in inches.
         **style: Of the bars, `matplotlib.axes.Axes.barh`.
     Returns:
         A matplotlib figure.
     """
     posterior = learnt_posterior(posterior)
     measure, by_site = posterior.informativeness()
-    by_number = {site: chosen({site: values[None]}) for site, values in by_site.items()}
-    found = {label: float(value[0]) for numbers in by_number.values() for label, value in numbers.items()}
-    known = [name for site, numbers in by_number.items() for name in _names(posterior, site, list(numbers))]
-    names = labelled(found, labels or known)
-    figure, axis = _bars({measure: list(found.values())}, names, ax, figsize, style)
+    known: list[str] = []
+    for site, values in by_site.items():
+        found = posterior.likelihoods[site].surrogate if site in posterior.likelihoods else None
+        usual = posterior.statistics.get(site, ())
+        own = _learnt_names(site, found) if isinstance(found, StatisticsSurrogate) else usual
+        known += own if len(own) == np.size(values) else names_of_numbers(site, np.shape(values))
+    parts = {measure: np.concatenate([np.ravel(values) for values in by_site.values()])}
+    figure, axis = _bars(parts, labelled(known, labels), ax, style)
     axis.set_xlabel(f"{measure}, nats")
     return figure
 
 
-def learnt(
-    posterior: LearntPosterior | Engine,
-    site: str | None = None,
-    labels: Sequence[str] | None = None,
-    *,
-    ax: Any = None,
-    figsize: tuple[float, float] | None = None,
-    **style: Any,
-) -> Any:
+def learnt(posterior: Learnt, site: str | None = None, labels: Names = None, *, ax: Any = None, **style: Any) -> Any:
     """Bars of what was learnt of each statistic: by how many nats its location, its scale and its dependence on those
     before it improve the held-out log score of a simulation.
 
@@ -82,7 +58,6 @@ def learnt(
         site: A simulator site; the only one when left out.
         labels: Names of the statistics; those of the simulator when left out.
         ax: One axis, in place of a new figure.
-        figsize: Size of the figure in inches.
         **style: Of the bars, `matplotlib.axes.Axes.barh`.
     Returns:
         A matplotlib figure.
@@ -96,29 +71,18 @@ def learnt(
     residual: ResidualSurrogate = checks.instance(
         "posterior", surrogate, ResidualSurrogate, "under the default form, ResidualKernelMeans"
     )
-    found = residual.improvements
+    found, transform = residual.improvements, residual.transform
     parts = {name: np.ravel(getattr(found, name)) for name in ("location", "scale", "decorrelation")}
-    known = [residual.transform.label(number) for number in residual.transform.kept]
-    names = labelled(
-        dict.fromkeys(map(str, range(len(known)))),
-        labels or [f"{'' if residual.transform.names else site} {n}".strip() for n in known],
-    )
-    figure, axis = _bars(parts, names, ax, figsize, style)
+    known = [transform.label(number) for number in transform.kept]
+    names = labelled([n if transform.names else f"{site} {n}" for n in known], labels)
+    figure, axis = _bars(parts, names, ax, style)
     axis.axvline(0.0, color=DARK, linewidth=0.6)
     axis.set_xlabel("held-out improvement, nats")
     legend([axis], ax)
     return figure
 
 
-def statistics(
-    posterior: LearntPosterior | Engine,
-    site: str | None = None,
-    names: Sequence[str] | None = None,
-    *,
-    ax: Any = None,
-    figsize: tuple[float, float] | None = None,
-    **style: Any,
-) -> Any:
+def statistics(posterior: Learnt, site: str | None = None, names: Names = None, *, ax: Any = None, **style: Any) -> Any:
     """Each learnt statistic of the simulations, held out, against the coordinate that it depends on most, and that of
     the observation as a line.
 
@@ -130,7 +94,6 @@ def statistics(
         site: A simulator site; the only one when left out.
         names: Of the statistics; the first twelve when left out.
         ax: As many axes as there are statistics, in place of a new figure.
-        figsize: Size of the figure in inches.
         **style: Of the points, `matplotlib.axes.Axes.plot`.
     Returns:
         A matplotlib figure.
@@ -149,7 +112,7 @@ def statistics(
     shown = list(names or labels[:MOST])
     z = np.asarray(fitted.simulated)
     waves = [orthonormal(cosines_of_ranks(column)) for column in z.T]
-    figure, axes = panels(len(shown), ax=ax, figsize=figsize)
+    figure, axes = panels(len(shown), ax)
     for axis, name in zip(axes, shown):
         own = orthonormal(cosines_of_ranks(columns[name]))
         most = int(np.argmax([np.sum(np.square(own.T @ one)) for one in waves]))
@@ -162,12 +125,10 @@ def statistics(
     return figure
 
 
-def _bars(parts: dict[str, Any], names: list[str], ax, figsize, style) -> tuple[Any, Any]:
+def _bars(parts: Mapping[str, Any], names: list[str], ax: Any, style: dict) -> tuple[Any, Any]:
     """Horizontal bars for each name, those of several parts side by side."""
-    figure, (axis,) = panels(
-        1, (1.6 * WIDTH, 0.8 + 0.24 * len(names) * (1 + 0.4 * (len(parts) > 1))), ax=ax, figsize=figsize
-    )
-    high = 0.65 if len(parts) == 1 else 0.8 / len(parts)
+    high = 0.8 / max(len(parts), 1.2)
+    figure, (axis,) = panels(1, ax, (1.6 * WIDTH, 0.8 + 0.12 * len(names) * (1 + len(parts))))
     for i, (part, values) in enumerate(parts.items()):
         place = np.arange(len(names)) + high * (i - 0.5 * (len(parts) - 1))
         axis.barh(place, values, label=part, **{"color": COLOURS[i], "height": high} | style)

@@ -83,8 +83,7 @@ def test_a_simulator_that_hangs_ends_at_the_time_limit(engine, fault, diagnostic
     assert len(calibration.tarp) + calibration.refused + calibration.failed == number
     assert (calibration.truths["theta"] <= 0.0).all()
     found.print_summary()
-    assert f"{calibration.failed} further data sets could not be simulated" in capsys.readouterr().out
-    assert f"failed {calibration.failed} further data sets" in " ".join(repr(calibration).split())
+    assert f"failed {calibration.failed} further data sets could not" in " ".join(capsys.readouterr().out.split())
     if diagnostic is check:
         assert found.predictive.failures.keys() == {"x: timeout"} and len(found.predictive.predicted["x"]) > 0
 

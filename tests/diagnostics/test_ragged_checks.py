@@ -92,4 +92,4 @@ def test_every_diagnostic_takes_outputs_of_any_length(kelfi, capsys):
     found = check(KEY, engine, 20)
     assert not found.flagged()
     found.print_summary()
-    assert "length of x: smallest of 1 posterior predictive tails" in capsys.readouterr().out
+    assert "smallest tail of length of x" in capsys.readouterr().out

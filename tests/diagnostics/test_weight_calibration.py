@@ -28,8 +28,7 @@ def test_the_weight_of_a_normal_location_is_the_ratio_of_variances():
     expected = (len(X) + 1) / (len(X) * X.var())
     np.testing.assert_allclose(found.by_bootstrap, expected, rtol=5 * np.sqrt(2 / 600))
     np.testing.assert_allclose(found.by_coverage, expected, rtol=5 * np.sqrt(0.09 / 600) / 0.17)
-    assert found.coverage.shape == (241, 1) and found.num_replicates == 600
-    assert (np.diff(found.coverage[:, 0]) <= 0).all() and found.coverage[0, 0] > 0.999
+    assert found.num_replicates == 600
 
 
 def test_a_bootstrap_must_have_been_run():
