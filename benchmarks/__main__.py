@@ -2,15 +2,20 @@
 
 python -m benchmarks                    # what each measures, and how long it takes
 python -m benchmarks NAME [options]     # one of them; NAME --help shows its options
-python -m benchmarks all                # those that need no file from elsewhere, each in a process of its own
+
+A benchmark is a file with a function `main`, whose parameters are the options, and which returns the title and the
+sections of its table, and what its figures beside those of a paper are read from.
 """
 
+import argparse
 import ast
 import importlib
+import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks.helpers import report
 
 FOLDER = Path(__file__).parent
 
@@ -41,32 +46,33 @@ def listing():
     return "\n".join(lines)
 
 
-def load(name):
-    """The module of a benchmark."""
-    return importlib.import_module(f"benchmarks.{scripts()[name].parent.name}.{name}")
-
-
-def run_all():
-    """Run the benchmarks that need no file one after another; the exit status is the number of those that failed."""
-    failed = []
-    for name, path in scripts().items():
-        if described(path)[2]:
-            print(f"{name} is left out: it needs{described(path)[2]}.", flush=True)
-        elif subprocess.run([sys.executable, "-m", "benchmarks", name], cwd=FOLDER.parent).returncode:
-            failed.append(name)
-    print("failed:", ", ".join(failed) or "none")
-    return len(failed)
+def parsed(main, doc):
+    """The options of a benchmark, by the parameters of its function and their defaults."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, parameter in inspect.signature(main).parameters.items():
+        flag, default = "--" + name.replace("_", "-"), parameter.default
+        if name == "rows":
+            text = "JSON lines that keep finished rows; those in the file are not computed again"
+            parser.add_argument(flag, type=report.Rows, default=report.Rows(), metavar="FILE", help=text)
+        elif isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, tuple):
+            parser.add_argument(flag, nargs="*", type=type(default[0]) if default else str, default=default)
+        else:
+            parser.add_argument(flag, type=str if default is None else type(default), default=default)
+    return vars(parser.parse_args())
 
 
 def main(name="--help", *options):
-    """Run one benchmark with its options."""
+    """Run one benchmark with its options, and keep its table."""
     if name in ("--help", "-h"):
         print(__doc__ + listing())
-    elif name == "all":
-        return run_all()
     elif name in scripts():
         sys.argv = [f"python -m benchmarks {name}", *options]
-        load(name).main()
+        module = importlib.import_module(f"benchmarks.{scripts()[name].parent.name}.{name}")
+        made = module.main(**parsed(module.main, module.__doc__))
+        if made:
+            print(report.write(name, *made))
     else:
         return f"There is no benchmark {name!r}; `python -m benchmarks` lists them."
 

@@ -47,20 +47,21 @@ def test_a_benchmark_is_listed_and_shows_its_options(name, capsys, monkeypatch):
 
 def shown(path):
     """The commands that a file shows, as lists of a name and its options; those with an ellipsis are left out."""
-    for found in re.finditer(r"python -m benchmarks (?!NAME|all\b)(\w+[^`\n]*)", path.read_text()):
+    for found in re.finditer(r"python -m benchmarks (?!NAME\b)(\w+[^`\n]*)", path.read_text()):
         command = re.split(r"  +|#|; |, ", found[1])[0]
         if "..." not in command:
             yield shlex.split(command.replace("[", "").replace("]", ""))
 
 
 def commands():
-    texts = [report.ROOT / "README.md", *(report.ROOT / "docs").rglob("*.md"), *report.RESULTS.parent.rglob("*.md")]
+    """Those of the docs and the docstrings; a table tells the command of its day."""
+    texts = [report.ROOT / "README.md", *(report.ROOT / "docs").rglob("*.md"), report.RESULTS.parent / "README.md"]
     return sorted({tuple(command) for path in [*texts, *scripts().values()] for command in shown(path)})
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_a_command_that_is_shown_exists(command, monkeypatch):
-    """Every name and option in the docs, the tables and the docstrings is understood."""
+    """Every name and option in the docs and the docstrings is understood."""
 
     def parsed(self, args=None, namespace=None):
         known(self, args, namespace)
@@ -80,24 +81,25 @@ def test_an_unknown_name_is_refused():
 def test_rows_go_on_where_they_were(tmp_path):
     """A stopped benchmark computes what its file lacks."""
     calls = []
-    for _ in range(2):
+
+    def compute(seed, name):
+        calls.append(seed)
+        return {"error": 0.5 * seed, "draws": [0.1] * 50}
+
+    for seeds in ([0], [0, 1], [1]):
         rows = report.Rows(tmp_path / "rows.jsonl")
-        for seed in range(2):
-            found = rows.get(
-                lambda seed=seed: calls.append(seed) or {"error": 0.5 * seed, "draws": [0.1] * 50}, seed=seed, name="a"
-            )
-            assert found == {"error": 0.5 * seed, "draws": [0.1] * 50}
-        assert rows.values("seed") == [0, 1] and rows.has(seed=1) and not rows.has(seed=2)
-    assert calls == [0, 1]
+        found = rows.fill(compute, seed=seeds, name=["a"])
+        assert [row["error"] for row in found] == [0.5 * seed for seed in seeds] and found[0]["draws"] == [0.1] * 50
+    assert calls == [0, 1] and rows.column("error", name="a").tolist() == [0.0, 0.5] and not rows.of(seed=2)
 
 
 def test_a_kept_table_is_read_back(tmp_path, monkeypatch):
     """`write` and `rows_of` are inverse; the command names the files that it was given, and not their folders."""
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["python -m benchmarks herding", "--rows", "/a/folder/rows.jsonl"])
-    report.write("herding", "Herding", [("Errors", report.table(["size", "error"], [[25, 0.12345], [100, "-"]]))])
-    assert report.rows_of("herding", "Errors") == [{"size": "25", "error": "0.123"}, {"size": "100", "error": "-"}]
-    assert "Made by `python -m benchmarks herding --rows rows.jsonl` on " in (tmp_path / "herding.md").read_text()
+    monkeypatch.setattr("sys.argv", ["python -m benchmarks blowfly", "--rows", "/a/folder/rows.jsonl"])
+    report.write("a_table", "A table", [("Errors", report.table(["size", "error"], [[25, 0.12345], [100, "-"]]))])
+    assert report.rows_of("a_table", "Errors") == [{"size": "25", "error": "0.123"}, {"size": "100", "error": "-"}]
+    assert "Made by `python -m benchmarks blowfly --rows rows.jsonl` on " in (tmp_path / "a_table.md").read_text()
 
 
 def test_the_guard_keeps_what_was_before():

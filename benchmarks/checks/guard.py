@@ -10,10 +10,10 @@ quiet machine. With --keep the table is written to `results/guard.md`, where the
 minutes.
 """
 
-import argparse
 import importlib
 import json
 import os
+from types import SimpleNamespace
 
 from benchmarks.helpers import report
 
@@ -45,18 +45,12 @@ def cpu_seconds():
     return sum(os.times()[:4])
 
 
-def main():
-    parser = report.parser(__doc__)
-    parser.add_argument("--only", default="", metavar="SUBSTRING")
-    parser.add_argument("--references", metavar="FOLDER")
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--fresh", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.fresh:
-        theme, name = options.fresh.split(".")
+def main(only="", references=None, full=False, keep=False, fresh=""):
+    if fresh:
+        theme, name = fresh.split(".")
         return print(json.dumps(getattr(importlib.import_module(f"benchmarks.guard.{theme}"), name)()))
-    kept, chosen = {row["row"]: row for row in report.rows_of("guard", HEADING)}, rows(options.only)
+    options = SimpleNamespace(references=references, full=full)
+    kept, chosen = {row["row"]: row for row in report.rows_of("guard", HEADING)}, rows(only)
     for name, row in chosen.items():
         begun, before = cpu_seconds(), kept.get(name, {"before": "-"})["before"]
         found, floor, ok = measured(row, options)
@@ -64,6 +58,5 @@ def main():
         print(" | ".join(cells), flush=True)
         kept[name] = dict(zip(COLUMNS, cells))
     print("\n" + report.table_of([kept[name] for name in chosen]))
-    if options.keep:
-        table = report.table_of([kept[name] for name in rows() if name in kept])
-        report.write("guard", "The guard", [(HEADING, table), ("Before", BEFORE)])
+    table = report.table_of([kept[name] for name in rows() if name in kept])
+    return ("The guard", [(HEADING, table), ("Before", BEFORE)]) if keep else None

@@ -11,7 +11,7 @@ from numpy.polynomial.chebyshev import chebvander
 from numpyro.infer.util import log_density
 
 import numpyro_kme as kme
-from benchmarks.mcmc import mcmc_hierarchical
+from benchmarks.guard import hierarchical as groups
 from numpyro_kme.kernels import Gaussian
 
 NOISE, SCALE, EPSILON = 0.5, 0.7, 0.01
@@ -166,8 +166,7 @@ def large_mmd(options):
 def hierarchical(options):
     """The population mean under NUTS with a learnt likelihood of one group."""
     sets, number = (5, 700) if options.full else (1, 300)
-    runs = [mcmc_hierarchical.run(seed, "learnt, residual form", 2000, number) for seed in range(sets)]
-    error = np.mean(np.abs([run["mean"]["error"] for run in runs]))
+    error = np.mean(np.abs([groups.error(seed, 2000, number) for seed in range(sets)]))
     return f"{error:.2f} sd", "0.2 sd", error <= 0.2
 
 

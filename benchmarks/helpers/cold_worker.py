@@ -4,14 +4,11 @@ The clock starts before the first import.
 """
 
 import contextlib
-import importlib
 import io
 import json
-import resource
 import sys
 import time
 import warnings
-from pathlib import Path
 
 BEGUN = time.perf_counter()
 import numpyro  # noqa: E402
@@ -26,6 +23,8 @@ import numpy as np  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
 from numpyro.infer import MCMC, NUTS  # noqa: E402
 
+from numpyro_kme.simulators.gaussian_linear import gaussian_linear  # noqa: E402
+
 
 def end_and_range(rng_key, drift, scale):
     """The simulator of the README."""
@@ -38,19 +37,6 @@ def model(x=None):
     drift = numpyro.sample("drift", dist.Normal(0.0, 0.5))
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
     numpyro.sample("x", kme.Simulator(end_and_range, drift, scale), obs=x)
-
-
-def end_middle_and_range(rng_key, drift, scale):
-    """Another simulator, with one more statistic."""
-    path = jnp.cumsum(drift + scale * jax.random.t(rng_key, 4.0, (100,)))
-    return jnp.stack([path[-1], path[50], jnp.max(path) - jnp.min(path)])
-
-
-def other(x=None):
-    """Another model."""
-    drift = numpyro.sample("drift", dist.Normal(0.0, 0.5))
-    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
-    numpyro.sample("x", kme.Simulator(end_middle_and_range, drift, scale), obs=x)
 
 
 def shifted(rng_key, theta):
@@ -70,17 +56,10 @@ def with_density(x):
     numpyro.sample("x", dist.Normal(theta, 1.0).expand([1]).to_event(1), obs=x)
 
 
-def normal(x=None):
-    """Location and scale of a plate of 400."""
-    loc = numpyro.sample("loc", dist.Normal(0.0, 5.0))
-    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
-    with numpyro.plate("data", 400):
-        numpyro.sample("x", kme.Simulator(kme.FromNoise(stretched, dist.Normal(0.0, 1.0)), loc, scale), obs=x)
-
-
-def stretched(noise, loc, scale):
-    """A normal by its noise."""
-    return loc + scale * noise
+def linear(x=None):
+    """Ten normal statistics of as many parameters."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([10]).to_event(1))
+    numpyro.sample("x", kme.Simulator(gaussian_linear, theta), obs=x)
 
 
 def seconds(function, *args, **kwargs):
@@ -119,10 +98,7 @@ def kelfi():
     found["README's simulator, compiled alone"] = own
     found["README's first block, less that"] = seconds(fit, model, 300, 0, [21.0, 28.0]) - own
     found["further fit: another key and data"] = seconds(fit, model, 300, 1, [10.0, 18.0])
-    found["further fit: 500 simulations"] = seconds(fit, model, 500, 2, [21.0, 28.0])
     found["further fit: 1,000 simulations"] = seconds(fit, model, 1000, 3, [21.0, 28.0])
-    own = compiled(end_middle_and_range)
-    found["further fit: another model, less its simulator"] = seconds(fit, other, 300, 4, [21.0, 9.0, 28.0]) - own
     engine = kme.KELFI(model, num_rounds=1, progress_bar=False)
     engine.run(jax.random.key(5), x=jnp.array([21.0, 28.0]))
     found["`condition`"] = seconds(engine.condition, jax.random.key(6), x=jnp.array([15.0, 20.0]))
@@ -141,15 +117,6 @@ def weighting(name):
     return row
 
 
-def bootstrap():
-    """Normal location and scale, n = 400, 100 draws; the data are there before."""
-    data = 2.0 + np.random.default_rng(0).normal(size=(2, 400))
-    fit = lambda seed: run_and_print(  # noqa: E731
-        kme.PosteriorBootstrap(normal, num_samples=100, progress_bar=False), seed, data[seed]
-    )
-    return {"PosteriorBootstrap, first": seconds(fit, 0), "PosteriorBootstrap, later": seconds(fit, 1)}
-
-
 def nuts():
     """800 iterations on a learnt likelihood beside the exact density, other data the second time."""
     simulated = kme.simulate(jax.random.key(0), one_parameter, 300, progress_bar=False)
@@ -165,82 +132,18 @@ def nuts():
     return found
 
 
-def rounds():
-    """CPU seconds of 1,000 simulations in five rounds."""
-    from numpyro_kme.simulators import two_moons
-
-    begun = time.process_time()
-    engine = kme.KELFI(two_moons.model, 1000, num_rounds=5, progress_bar=False)
-    engine.run(jax.random.key(0), x=jnp.array([-0.2, 0.3]))
-    return {"two_moons, 1,000 simulations in five rounds (CPU)": time.process_time() - begun}
-
-
-def predators():
-    """The same for Lotka-Volterra, whose 1,000 simulations are a part of it."""
-    from numpyro_kme.simulators import lotka_volterra
-
-    begun = time.process_time()
-    engine = kme.KELFI(lotka_volterra.model, 1000, num_rounds=5, on_failure="skip", progress_bar=False)
-    engine.run(jax.random.key(0), x=lotka_volterra.OBSERVED)
-    return {"lotka_volterra, 1,000 simulations in five rounds (CPU)": time.process_time() - begun}
-
-
-def check():
-    """Every diagnostic with 200 data sets."""
-    engine = kme.KELFI(model, 300, num_rounds=1, progress_bar=False)
-    engine.run(jax.random.key(0), x=jnp.array([21.0, 28.0]))
-    return {"`check`, 200 data sets": seconds(lambda: kme.diagnostics.check(jax.random.key(1), engine) and None)}
-
-
-def many():
-    """A thousand observations, after one."""
-    engine = kme.KELFI(model, 500, num_rounds=1, progress_bar=False)
-    engine.run(jax.random.key(0), x=jnp.array([21.0, 28.0]))
-    x = jax.vmap(lambda key: end_and_range(key, 0.2, 1.2))(jax.random.split(jax.random.key(1), 1000))
-    return {
-        "`condition_many`, 1,000 observations": seconds(
-            lambda: engine.condition_many(jax.random.key(2), {"x": x}) and None
-        )
-    }
-
-
-def memory(task, x):
-    """Most memory that a process held to which 10,000 simulations were given to learn from."""
-
-    def row():
-        simulator = importlib.import_module(f"numpyro_kme.simulators.{task}")
-        engine = kme.KELFI(simulator.model, 10_000, num_rounds=1, progress_bar=False)
-        engine.run(jax.random.key(0), x=jnp.asarray(x))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-        return {f"{task}, 10,000 simulations: peak memory (GB)": peak}
-
-    return row
-
-
 def given(path):
     """1,000 posterior draws from simulations in a file, as `npe_worker` makes them."""
-    from benchmarks.kelfi.residual_time import SIMULATORS, model_of
-
     stored = np.load(path)
     simulations = kme.Simulations.from_table(stored["theta"], stored["x"])
-    engine = kme.KELFI(model_of(SIMULATORS["linear"]), simulations=simulations, num_samples=1000, progress_bar=False)
+    engine = kme.KELFI(linear, simulations=simulations, num_samples=1000, progress_bar=False)
     engine.run(jax.random.key(0), x=stored["y"])
     return {"mean": engine.get_samples()["theta"].mean(axis=0).tolist()}
 
 
-def maps():
-    """Memory maps of the process after 200 fits, of which no two have the same number of simulations."""
-    for number in range(200):
-        which, x = ((model, [21.0, 28.0]), (other, [21.0, 9.0, 28.0]))[number % 2]
-        engine = kme.KELFI(which, 100 + number, num_rounds=1, num_samples=100, progress_bar=False)
-        engine.run(jax.random.key(number), x=jnp.asarray(x))
-    return {"memory maps after 200 fits of different shapes": len(Path("/proc/self/maps").read_text().splitlines())}
-
-
 ENGINES = ("RejectionABC", "K2ABC", "KernelABC", "KernelBayes", "DistributionRegressionABC")
-ROWS = {row.__name__: row for row in (imports, kelfi, bootstrap, nuts, rounds, predators, check, many, maps)}
-ROWS |= {e: weighting(e) for e in ENGINES}
-ROWS |= {"memory": memory("two_moons", [-0.2, 0.3]), "memory10": memory("gaussian_linear", [0.1] * 10)}
+ROWS = {row.__name__: row for row in (imports, kelfi, nuts)}
+ROWS |= {engine: weighting(engine) for engine in ENGINES}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

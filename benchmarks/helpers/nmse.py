@@ -8,7 +8,6 @@ from one set of 10,000 draws to the next, so one set was made once, and is kept 
 
 import csv
 import json
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,9 +18,7 @@ import numpy as np
 from numpyro_kme.simulators import blowfly
 
 STORED = Path(__file__).with_name("blowfly_prior_mse.json")
-PRIOR_DRAWS = 10_000
-RUNS = 1_000
-BLOCK = 500
+PRIOR_DRAWS, RUNS, BLOCK = 10_000, 1_000, 500
 
 _simulate_block = jax.jit(jax.vmap(blowfly.blowfly_statistics))
 
@@ -55,23 +52,9 @@ def make_denominators(seed=0):
     """Simulate 10,000 draws from the prior and store their squared errors with what they were made by."""
     draws, noise = jax.random.split(jax.random.key(seed))
     z = np.asarray(jax.random.normal(draws, (PRIOR_DRAWS, len(blowfly.PRIOR_MEAN))), np.float64)
-    statistics = simulate(noise, blowfly.PRIOR_MEAN + blowfly.PRIOR_SD * z)
-    record = {
-        "what": "mean squared error of the ten blowfly statistics over draws from the prior",
-        "made_by": "python -m benchmarks blowfly --make-denominators",
-        "made_on": datetime.now(UTC).date().isoformat(),
-        "seed": seed,
-        "draws": PRIOR_DRAWS,
-        "prior_mean": blowfly.PRIOR_MEAN.tolist(),
-        "prior_sd": blowfly.PRIOR_SD.tolist(),
-        "observed": blowfly.OBSERVED.tolist(),
-        "jax": version("jax"),
-        "statistics": list(blowfly.STATISTICS),
-        "mse": squared_errors(statistics).tolist(),
-    }
-    lines = ",\n".join(f'  "{key}": {json.dumps(value)}' for key, value in record.items())
-    STORED.write_text(f"{{\n{lines}\n}}\n")
-    return record
+    mse = squared_errors(simulate(noise, blowfly.PRIOR_MEAN + blowfly.PRIOR_SD * z)).tolist()
+    made = {"made_by": "python -m benchmarks blowfly --make-denominators", "jax": version("jax"), "seed": seed}
+    STORED.write_text(json.dumps(made | {"draws": PRIOR_DRAWS, "mse": mse}, indent=1) + "\n")
 
 
 def series(path):

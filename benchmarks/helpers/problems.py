@@ -29,10 +29,6 @@ class Problem:
         theta = numpyro.sample("theta", self.prior)
         numpyro.sample("x", kme.Simulator(self.simulator, theta), obs=x)
 
-    def exact_model(self, x):
-        theta = numpyro.sample("theta", self.prior)
-        numpyro.factor("x", self.log_density(theta, x))
-
     def draw(self, rng_key, number):
         """Parameters `(number, D)` from the prior, an output of each `(number, n)`, and log densities `(number,)`."""
         prior_key, key = jax.random.split(rng_key)

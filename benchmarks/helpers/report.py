@@ -1,7 +1,7 @@
-"""Options of a benchmark, rows that it finished, and its table in `results/`, beside what papers print."""
+"""Rows that a benchmark finished, and its table in `results/`, beside what papers print."""
 
-import argparse
-import importlib.util
+import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -9,9 +9,14 @@ import re
 import shlex
 import subprocess
 import sys
+import time
+import warnings
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+
+import jax
+import numpy as np
 
 from benchmarks.helpers.published import PUBLISHED
 
@@ -21,7 +26,7 @@ FIGURES = ROOT / "docs" / "_static"
 
 
 class Rows:
-    """Finished rows of a long benchmark, one JSON object a line, so that a stopped one goes on where it was.
+    """Finished rows of a benchmark, one JSON object a line, so that a stopped one goes on where it was.
 
     Args:
         path: The file; nothing is kept without one.
@@ -39,13 +44,18 @@ class Rows:
         """The rows with these entries."""
         return [row for row in self.rows if all(row.get(name) == value for name, value in key.items())]
 
-    def has(self, /, **key):
-        """Whether there is a row with these entries."""
-        return bool(self.of(**key))
+    def column(self, name, /, **key):
+        """The entry `name` of all rows with these entries, as an array."""
+        return np.array([row[name] for row in self.of(**key)])
 
-    def values(self, name, /, **key):
-        """The entry `name` of all rows with these entries."""
-        return [row[name] for row in self.of(**key)]
+    def fill(self, compute, /, **lists):
+        """Add the row `compute(**key)` for each combination of entries that there is none for; returns all of them."""
+        keys = [dict(zip(lists, values)) for values in itertools.product(*lists.values())]
+        for key in keys:
+            if not self.of(**key):
+                with quiet():
+                    self.add(**key, **compute(**key))
+        return [row for key in keys for row in self.of(**key)]
 
     def add(self, **row):
         """Keep a row, at once, and print what is short of it."""
@@ -59,35 +69,35 @@ class Rows:
             with self.path.open("a") as file:
                 file.write(text + "\n")
 
-    def get(self, compute, /, **key):
-        """The `found` of the row with these entries, which is made by `compute()` if there is none."""
-        if not self.has(**key):
-            self.add(**key, found=compute())
-        return self.values("found", **key)[0]
+
+def quiet():
+    """A context without the warnings of the package."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 
-def parser(doc, resumes=False):
-    """Options of a benchmark with this docstring; `--rows FILE` for one that goes on where it was stopped."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if resumes:
-        text = "JSON lines that keep finished rows; those in the file are not computed again"
-        made.add_argument("--rows", type=Rows, default=Rows(), metavar="FILE", help=text)
-    return made
+def timed(function, *args, **kwargs):
+    """A result, and seconds of the clock and of the CPU."""
+    begun = time.perf_counter(), time.process_time()
+    found = function(*args, **kwargs)
+    return found, time.perf_counter() - begun[0], time.process_time() - begun[1]
+
+
+def first(simulations, count):
+    """The first `count` simulations of a run."""
+    fields = ("arguments", "x", "latents", "deterministics", "index")
+    kept = {name: jax.tree.map(lambda a: a[:count], getattr(simulations, name)) for name in fields}
+    return dataclasses.replace(simulations, **kept)
 
 
 def in_a_process(name, *arguments, **settings):
     """The last line that a benchmark prints in a process of its own, read as JSON."""
-    command = [sys.executable, "-m", "benchmarks", name, *map(str, arguments)]
+    return last_line([sys.executable, "-m", "benchmarks", name, *map(str, arguments)], **settings)
+
+
+def last_line(command, **settings):
+    """The last line that a command prints, read as JSON."""
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, **settings)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def imported(path):
-    """A module of another project, by its file."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def environment(name, *packages):
@@ -95,8 +105,7 @@ def environment(name, *packages):
     python = ROOT / "outputs" / "environments" / name / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
-        for package in packages:
-            subprocess.run([python, "-m", "pip", "install", "-q", package], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
     return python
 
 
@@ -122,22 +131,6 @@ def rows_of(name, heading):
     return [dict(zip(header, line)) for line in lines]
 
 
-def mean_and_sd(cell):
-    """The two numbers of a cell such as `0.03 (0.10)`."""
-    mean, sd = cell.rstrip(")").split(" (")
-    return float(mean), float(sd)
-
-
-def save_figure(drawn, name):
-    """Write a figure of the pages."""
-    drawn.savefig(FIGURES / f"{name}.png", dpi=130)
-
-
-def save(name, title, sections, data=None):
-    """Print sections `(heading, text)`, and write them to `results/`."""
-    print(write(name, title, sections, data))
-
-
 def write(name, title, sections, data=None):
     """Write sections `(heading, text)` and the figures of papers to `results/<name>.md`; returns the text.
 
@@ -145,7 +138,7 @@ def write(name, title, sections, data=None):
         name: That of the benchmark.
         title: Heading of the page.
         sections: Pairs `(heading, text)`.
-        data: Rows in which the functions of `published.PUBLISHED` find our figures.
+        data: The `Rows` in which the functions of `published.PUBLISHED` find our figures.
     """
     text = "\n\n".join(f"## {heading}\n\n{body}" for heading, body in sections) + beside(name, data)
     RESULTS.mkdir(exist_ok=True)
@@ -167,9 +160,9 @@ def beside(name, data):
     """The figures of a paper, and ours from the data: a section, or nothing."""
     if name not in PUBLISHED:
         return ""
-    data = json.loads(json.dumps(data, default=_plain))
-    lines = [[what, figure, ours(data), source] for what, figure, source, ours in PUBLISHED[name]]
-    return f"\n\n## Beside the paper\n\n{table(['', 'published', 'ours', 'paper'], lines)}"
+    source, figures = PUBLISHED[name]
+    lines = [[what, figure, ours(data) if callable(ours) else ours] for what, figure, ours in figures]
+    return f"\n\n## Beside the paper\n\n{table(['', source, 'ours'], lines)}"
 
 
 def _cell(value):

@@ -3,14 +3,7 @@
 import numpyro
 
 import numpyro_kme as kme
-from numpyro_kme.simulators import (
-    bernoulli_glm,
-    gaussian_linear,
-    gaussian_mixture,
-    predator_prey,
-    sir,
-    two_moons,
-)
+from numpyro_kme.simulators import bernoulli_glm, gaussian_linear, gaussian_mixture, predator_prey, sir, two_moons
 
 
 def model_of(prior, simulator):
@@ -23,22 +16,12 @@ def model_of(prior, simulator):
     return model
 
 
-PRIORS = {
-    "gaussian_mixture": gaussian_mixture.prior(),
-    "sir": sir.prior(),
-    "gaussian_linear_uniform": gaussian_linear.uniform_prior(),
-    "gaussian_linear": gaussian_linear.prior(),
-    "two_moons": two_moons.prior(),
-    "lotka_volterra": predator_prey.prior(),
-    "bernoulli_glm": bernoulli_glm.prior(),
+TASKS = {
+    "gaussian_mixture": model_of(gaussian_mixture.prior(), gaussian_mixture.gaussian_mixture),
+    "sir": model_of(sir.prior(), sir.epidemic),
+    "gaussian_linear_uniform": model_of(gaussian_linear.uniform_prior(), gaussian_linear.gaussian_linear),
+    "gaussian_linear": model_of(gaussian_linear.prior(), gaussian_linear.gaussian_linear),
+    "two_moons": model_of(two_moons.prior(), two_moons.two_moons),
+    "lotka_volterra": model_of(predator_prey.prior(), predator_prey.predator_prey),
+    "bernoulli_glm": model_of(bernoulli_glm.prior(), bernoulli_glm.spikes),
 }
-SIMULATORS = {
-    "gaussian_mixture": gaussian_mixture.gaussian_mixture,
-    "sir": sir.epidemic,
-    "gaussian_linear_uniform": gaussian_linear.gaussian_linear,
-    "gaussian_linear": gaussian_linear.gaussian_linear,
-    "two_moons": two_moons.two_moons,
-    "lotka_volterra": predator_prey.predator_prey,
-    "bernoulli_glm": bernoulli_glm.spikes,
-}
-TASKS = {task: model_of(prior, SIMULATORS[task]) for task, prior in PRIORS.items()}

@@ -25,6 +25,7 @@ DIMENSIONS = (2, 4, 8, 16, 32, 64)
 N, SEEN = 200, 1000
 MULTIPLES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
+RIVAL = "density estimation, importance weights"
 
 
 class Normals:
@@ -67,7 +68,7 @@ def rules(x, y, u, seen):
 
 
 def validated(x, y, u, seen):
-    """Posterior means by kernel Bayes' rule with cross-validated length scales, and what was chosen."""
+    """Posterior means by kernel Bayes' rule with cross-validated length scales."""
     kernel_x, kernel_y = Gaussian(median_heuristic(x)), Gaussian(median_heuristic(y))
     eps, key = 0.01 / N, jax.random.key(0)
     ways = {
@@ -76,17 +77,19 @@ def validated(x, y, u, seen):
         "10-fold prediction": lambda tried: choose_by_prediction(key, x, y, tried, tolerance=1e-6),
     }
     for name, choose in ways.items():
-        best = choose(kernel_bayes_candidates(kernel_x, kernel_y, [eps], scales_x=MULTIPLES, scales_y=(1.0,))).settings
-        best = choose(
-            kernel_bayes_candidates(best.kernel_x, kernel_y, [eps], scales_x=(1.0,), scales_y=MULTIPLES)
-        ).settings
-        weights = best.rule(x, y, u).weights(seen)
-        chosen = best.kernel_x.length_scale / kernel_x.length_scale, best.kernel_y.length_scale / kernel_y.length_scale
-        yield f"KBR, length scales by {name}", weights @ x, [float(value) for value in chosen]
+        one = dict(scales_x=MULTIPLES, scales_y=(1.0,)), dict(scales_x=(1.0,), scales_y=MULTIPLES)
+        best = choose(kernel_bayes_candidates(kernel_x, kernel_y, [eps], **one[0])).settings
+        best = choose(kernel_bayes_candidates(best.kernel_x, kernel_y, [eps], **one[1])).settings
+        yield f"KBR, length scales by {name}", best.rule(x, y, u).weights(seen) @ x
 
 
 def squares(a, b):
     return np.sum(a**2, 1)[:, None] + np.sum(b**2, 1)[None] - 2 * a @ b.T
+
+
+def log_mean(logs):
+    top = logs.max(axis=-1, keepdims=True)
+    return np.log(np.maximum(np.exp(logs - top).sum(axis=-1), 1e-300)) + top[..., 0]
 
 
 def density_estimation(x, y, u, seen):
@@ -94,78 +97,44 @@ def density_estimation(x, y, u, seen):
     likelihood."""
     hx, hy = median_heuristic(x), median_heuristic(y)
 
-    def log_mean(logs, base):
-        top = logs.max(axis=-1, keepdims=True)
-        return np.log(np.maximum(np.exp(logs - top) @ base, 1e-300)) + top[..., 0]
-
     def score(c):
         to_x, to_y = -0.5 * squares(x, x) / (c * hx) ** 2, -0.5 * squares(y, y) / (c * hy) ** 2
         np.fill_diagonal(to_x, -np.inf)
-        ones = np.ones(N)
-        joint, marginal = log_mean(to_x + to_y, ones), log_mean(to_x, ones)
-        return np.mean(joint - marginal) - y.shape[1] * np.log(c * hy)
+        return np.mean(log_mean(to_x + to_y) - log_mean(to_x)) - y.shape[1] * np.log(c * hy)
 
     c = max(FACTORS, key=score)
     near_u = -0.5 * squares(u, x) / (c * hx) ** 2
-    near_u -= log_mean(near_u, np.ones(N))[:, None]
+    near_u -= log_mean(near_u)[:, None]
     near_y = -0.5 * squares(seen, y) / (c * hy) ** 2
     near_y -= near_y.max(axis=1, keepdims=True)
     weights = np.exp(near_y) @ np.exp(near_u).T
     return weights @ u / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
 
 
-def run(rows, repeats):
-    for dim in DIMENSIONS:
-        for seed in range(repeats):
-            if rows.has(dim=dim, seed=seed):
-                continue
-            x, y, u, seen, exact = problem(np.random.default_rng([dim, seed]), dim)
-            found = dict(rules(x, y, u, seen))
-            chosen = {}
-            for name, means, multiples in validated(x, y, u, seen):
-                found[name], chosen[name] = means, multiples
-            found["density estimation, importance weights"] = density_estimation(x, y, u, seen)
-            found["no update (the prior mean)"] = np.zeros_like(exact)
-            errors = {name: np.mean(np.sum(np.square(means - exact), axis=1)) for name, means in found.items()}
-            rows.add(dim=dim, seed=seed, errors=errors, multiples=chosen)
+def measured(dim, seed):
+    x, y, u, seen, exact = problem(np.random.default_rng([dim, seed]), dim)
+    found = dict(rules(x, y, u, seen)) | dict(validated(x, y, u, seen))
+    found |= {RIVAL: density_estimation(x, y, u, seen), "no update (the prior mean)": np.zeros_like(exact)}
+    errors = {name: np.mean(np.sum(np.square(means - exact), axis=1)) for name, means in found.items()}
+    return {"errors": errors}
 
 
-def against(rows, name, rival, dim):
-    """The ratio of two errors over data sets of a dimension: geometric mean, and in how many it is below 1."""
-    logs = np.array([np.log(of[name] / of[rival]) for of in rows.values("errors", dim=dim)])
-    return f"{np.exp(logs.mean()):.2g} ({np.sum(logs < 0)} of {len(logs)})"
-
-
-def write(rows):
-    dimensions = [d for d in DIMENSIONS if rows.has(dim=d)]
-    mean = lambda entry, name, d: np.mean([of[name] for of in rows.values(entry, dim=d)], axis=0)  # noqa: E731
-    first = rows.rows[0]
-    lines = [[name, *(float(mean("errors", name, d)) for d in dimensions)] for name in first["errors"]]
-    text = report.table(["mean squared error, d =", *dimensions], lines)
-    rival = "density estimation, importance weights"
-    beside = [[name, *(against(rows, name, rival, d) for d in dimensions)] for name in first["errors"] if name != rival]
-    lines = [
-        [name, *(" / ".join(f"{value:.2g}" for value in mean("multiples", name, d)) for d in dimensions)]
-        for name in first["multiples"]
-    ]
-    chosen = report.table(["multiples of the medians (X / Y), mean, d =", *dimensions], lines)
-    counts = sorted({len(rows.values("seed", dim=d)) for d in dimensions})
-    note = f"Means over {' to '.join(map(str, counts))} data sets, eps = 0.01 / n, median length scales unless said."
-    below = "Geometric mean over data sets; how many of them are below 1.\n\n" + report.table(
-        ["d =", *dimensions], beside
-    )
-    sections = [
-        ("Error", f"{note}\n\n{text}"),
-        ("Error over that of density estimation with importance weights", below),
-        ("What cross-validation chose", chosen),
-    ]
-    report.save("kbr_gaussian", "Kernel Bayes' rule on normals (experiment 5.1)", sections, {"rows": rows.rows})
-
-
-def main():
-    parser = report.parser(__doc__, resumes=True)
-    parser.add_argument("--repeats", type=int, default=10)
-    options = parser.parse_args()
+def main(rows, repeats=10):
     with jax.enable_x64(True):
-        run(options.rows, options.repeats)
-    write(options.rows)
+        rows.fill(measured, dim=DIMENSIONS, seed=range(repeats))
+    names = list(rows.rows[0]["errors"])
+    of = {d: {name: np.array([row["errors"][name] for row in rows.of(dim=d)]) for name in names} for d in DIMENSIONS}
+
+    def against(name, d):
+        logs = np.log(of[d][name] / of[d][RIVAL])
+        return f"{np.exp(logs.mean()):.2g} ({np.sum(logs < 0)} of {len(logs)})"
+
+    errors = [[name, *(of[d][name].mean() for d in DIMENSIONS)] for name in names]
+    beside = [[name, *(against(name, d) for d in DIMENSIONS)] for name in names if name != RIVAL]
+    note = f"Means over {repeats} data sets, eps = 0.01 / n, median length scales unless said.\n\n"
+    below = "Geometric mean over data sets; how many of them are below 1.\n\n"
+    sections = [
+        ("Error", note + report.table(["mean squared error, d =", *DIMENSIONS], errors)),
+        (f"Error over that of {RIVAL}", below + report.table(["d =", *DIMENSIONS], beside)),
+    ]
+    return "Kernel Bayes' rule on normals (experiment 5.1)", sections, rows
