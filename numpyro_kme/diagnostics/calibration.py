@@ -176,9 +176,9 @@ def calibrate(
             and none is written to its `store`. Its `trained.condition` serves each data set, from the simulations and
             what was learnt in that run, where it keeps them. `KELFI` that has made rounds around the posterior of its
             observation serves no other, and raises an error: run it with `num_rounds=1`.
-        num_datasets: `N`. With one parameter, 200 flag a posterior that is half too wide, or off
-            by half a standard deviation, at level 0.001 in 0.99 of runs, and one off by 0.4 in 0.88; 100 flag the first
-            two in 0.77, and at level 0.05 in 0.96 (`python -m benchmarks verdict`).
+        num_datasets: `N`. With one parameter, 200 flag a posterior that is half too wide, or off by half a standard
+            deviation, at level 0.001 in 0.99 of runs, and one off by 0.4 in 0.88; 100 flag the first two in 0.77, and
+            at level 0.05 in 0.96 (`python -m benchmarks verdict`).
         num_draws: `L`, posterior draws of each data set that the truth is compared with: at most so many, and no more
             than their effective number where draws are alike, as resampled simulations are.
         arguments: Turns what was drawn, `{site: value}` for simulators and other observed sites, into keyword arguments

@@ -232,8 +232,9 @@ class Check:
     def print_summary(self) -> None:
         """Print every part, the verdict, and what to do next."""
         self.calibration.print_summary()
-        for part in (*self.misspecification.values(), self.predictive, *self.surrogate.values()):
-            print("" if part is None else f"\n{part}")
+        parts = (*self.misspecification.items(), ("predictions", self.predictive), *self.surrogate.items())
+        for name, part in parts:
+            print("" if part is None else f"\n{name}: {part}")
         print(f"\np-value {self.p_value:.2g}: {self._verdict} at level {LEVEL:g}")
         for sentence in self.findings():
             print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))

@@ -68,12 +68,12 @@ def marginals(
     figure, axes = panels(len(first), ax)
     for axis, name in zip(axes, first):
         shown = {label: own[name] for label, own in columns.items() if name in own}
-        ends = np.quantile(np.concatenate(list(shown.values())), [0.002, 0.998])
+        low, high = np.quantile(np.concatenate(list(shown.values())), [0.002, 0.998])
         if name in before:
-            wide = np.quantile(before[name], [0.02, 0.98])
-            ends = np.array([min(ends[0], wide[0]), max(ends[1], wide[1])])
-            axis.hist(before[name], np.linspace(*ends, 21), density=True, color=FAINT, alpha=0.6, label="prior")
-        edges = np.linspace(*ends, 41)
+            ends = np.quantile(before[name], [0.02, 0.98])
+            low, high = min(low, ends[0]), max(high, ends[1])
+            axis.hist(before[name], np.linspace(low, high, 21), density=True, color=FAINT, alpha=0.6, label="prior")
+        edges = np.linspace(low, high, 41)
         for (label, values), colour in zip(shown.items(), cycle(COLOURS)):
             axis.hist(values, edges, density=True, color=colour, alpha=FILL, label=label)
             outline = {"color": colour, "histtype": "step", "linewidth": 1.2} | style

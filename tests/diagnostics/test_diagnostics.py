@@ -3,7 +3,6 @@
 `tests/engines/test_conformance.py` runs them on every engine of the package."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,6 @@ from numpyro_kme.diagnostics import (
     predictive_check,
     uniformity,
 )
-from numpyro_kme.diagnostics.checks import _in_order
 from numpyro_kme.engines import EffectiveSampleSizeError, Engine, Posterior
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck
@@ -93,12 +91,8 @@ def test_an_exact_posterior_passes(exact):
     "fault, test",
     [
         (dict(shift=0.6), "location"),
-        pytest.param(dict(shift=-0.6), "location", marks=pytest.mark.slow),
         (dict(widen=1.6), "scale"),
-        pytest.param(dict(widen=0.6), "scale", marks=pytest.mark.slow),
         (dict(prior=0.0), "data"),
-        pytest.param(dict(prior=3.5), "data", marks=pytest.mark.slow),
-        pytest.param(dict(sign=-1.0), "data", marks=pytest.mark.slow),
         (dict(swap=True), "data"),
     ],
 )
@@ -325,12 +319,16 @@ def test_copies_of_a_draw_do_not_count_anew(rng):
 
 
 def test_p_values_are_combined_by_their_number(exact):
-    """Bonferroni, by hand."""
+    """Bonferroni, by hand: of all tests, and of calibration and the observation at each site."""
     assert list(exact.tests["theta[0]"]) == ["shape", "location", "scale", "data"]
-    assert list(exact.tests["TARP"]) == ["shape", "location", "scale"]
     values = [p for tests in exact.tests.values() for p in tests.values()]
     assert len(values) == 11 and exact.p_value == min(1.0, 11 * min(values))
     assert exact.tests["TARP"] == uniformity.tests(exact.tarp, margin=uniformity.MARGIN * np.sqrt(2.0))
+    quiet = MisspecificationTest(0.5, 0.0, np.zeros(999), {"x": 0.5})
+    small = dataclasses.replace(quiet, p_value=1e-4)
+    assert Check(exact, {"x": small, "y": quiet}).p_value == 4e-4
+    assert Check(exact, {"x": small, "y": quiet}).flagged() and not Check(exact, {"x": small}).flagged(1e-4)
+    assert not Check(exact, {"x": quiet}).flagged()
 
 
 def test_coverage_and_tarp_of_known_ranks(rng):
@@ -469,20 +467,6 @@ def test_misspecification_by_simulations_that_coincide():
     assert "smallest" not in found.told
 
 
-def test_misspecification_of_several_sites_and_calibration_share_the_level():
-    """Half is for the observation, an equal part of it for each site."""
-    asked = []
-    engine = SimpleNamespace(
-        misspecification={
-            name: MisspecificationTest(p, 0.0, np.zeros(999), {"x": p}) for name, p in zip("abc", (0.0082, 0.0084, 0.5))
-        },
-        calibration=SimpleNamespace(findings=lambda level: asked.append(level) or []),
-        surrogate={},
-    )
-    (found,) = Check.findings(engine, 0.05)
-    assert found.startswith("a (p-value 0.0082)") and asked == [0.025]
-
-
 def test_check_runs_all_and_says_what_to_do_next(exact, capsys):
     engine = Conjugate(shift=1.0)
     engine.run(KEY, x=np.array([0.2, 9.0]))
@@ -512,15 +496,6 @@ def test_check_runs_all_and_says_what_to_do_next(exact, capsys):
     )
     fine.print_summary()
     assert "not flagged" in capsys.readouterr().out
-
-
-def test_the_rule_counts_every_test(exact):
-    """Twice the smaller of calibration and model, the model's times the number of sites."""
-    quiet = MisspecificationTest(0.5, 0.0, np.zeros(1), {"x": 0.5})
-    small = dataclasses.replace(quiet, p_value=1e-4)
-    assert Check(exact, {"x": small, "y": quiet}).p_value == 4e-4
-    assert Check(exact, {"x": small, "y": quiet}).flagged() and not Check(exact, {"x": small}).flagged(1e-4)
-    assert not Check(exact, {"x": quiet}).flagged()
 
 
 @pytest.mark.parametrize(
@@ -591,24 +566,6 @@ def test_draws_along_a_plate_are_compared_in_order_of_size(of_draws, rng):
     assert misspecification_test(posterior_of(rng.permutation(two))).score == pytest.approx(found.score, rel=1e-5)
 
 
-def test_numbers_of_vectors_along_a_plate_are_sorted_one_by_one():
-    """Entries that were not observed are left out."""
-    simulator = kme.Simulator(lambda rng, t: np.zeros(3), np.zeros(()), shape=(3,), dtype=float)
-    x, y = np.arange(24.0).reshape(2, 4, 3)[:, ::-1], np.array([[2.0, np.nan, 5.0], [1.0, np.nan, 7.0]] * 2)
-    of_simulations, seen, names = _in_order(x, y, simulator)
-    np.testing.assert_array_equal(of_simulations, x[:, ::-1][..., [0, 2]])
-    np.testing.assert_array_equal(seen, [[1.0, 5.0], [1.0, 5.0], [2.0, 7.0], [2.0, 7.0]])
-    assert names[:3] == ("sorted 0[0]", "sorted 2[0]", "sorted 0[1]")
-
-
-def test_of_many_numbers_along_a_plate_the_least_the_middle_and_the_largest_are_compared(rng):
-    simulator = kme.Simulator(lambda rng, t: np.zeros(40), np.zeros(()), shape=(40,), dtype=float)
-    y = rng.normal(size=(9, 40))
-    _, seen, names = _in_order(rng.normal(size=(5, 9, 40)), y, simulator)
-    np.testing.assert_array_equal(seen, [y.min(axis=0), np.median(y, axis=0), y.max(axis=0)])
-    assert names[::40] == ("sorted 0[0]", "sorted 0[4]", "sorted 0[8]")
-
-
 def test_predictions_of_a_model_that_asks_its_data_for_their_number():
     """As most people write it: `len(x)`, the data by position or by another name; a factor and another site too."""
 
@@ -619,8 +576,8 @@ def test_predictions_of_a_model_that_asks_its_data_for_their_number():
         with numpyro.plate("draws", len(data)):
             numpyro.sample("x", kme.Simulator(one_draw, loc, 0.0), obs=data)
 
-    kelfi = kme.KELFI(model, 300, num_rounds=1, num_samples=200, progress_bar=False)
-    kelfi.run(KEY, np.full(6, 0.5))
-    found = predictive_check(KEY, kelfi)
+    problem, draws = kme.Problem.read(model, np.full(6, 0.5)), {"loc": np.random.default_rng(0).normal(size=200)}
+    simulations = kme.simulate(KEY, problem, 2, progress_bar=False)
+    found = predictive_check(KEY, Posterior(engine="none", samples=draws, problem=problem, simulations=simulations))
     assert found.predicted["x"].shape == (200, 6) and (found.observed["x"] == 0.5).all()
     assert np.std(found.predicted["x"]) > 0.8

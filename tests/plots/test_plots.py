@@ -16,7 +16,6 @@ import numpyro_kme as kme
 from numpyro_kme import plots
 from numpyro_kme.diagnostics import Calibration, PredictiveCheck
 from numpyro_kme.engines import LearntPosterior
-from numpyro_kme.plots import _style
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -76,11 +75,6 @@ def drawn(figure):
     """Drawing it raises no error; its visible axes."""
     figure.canvas.draw()
     return [axis for axis in figure.axes if axis.axison]
-
-
-def test_a_panel_on_its_own_is_wider_than_one_of_a_row():
-    widths = [_style.panels(count, None)[0].get_figwidth() / min(count, 4) for count in (1, 2, 3, 4, 7)]
-    assert widths[0] > widths[1] and len(set(widths[1:])) == 1
 
 
 def test_informativeness_draws_a_bar_for_each_statistic(engine):
@@ -281,10 +275,3 @@ def test_without_matplotlib_a_sentence_says_what_to_install(engine, monkeypatch)
     for draw in (plots.informativeness, plots.marginals, plots.pair):
         with pytest.raises(ModuleNotFoundError, match=r'pip install "numpyro-kme\[plots\]"'):
             draw(engine)
-
-
-@pytest.mark.parametrize("low, high, ends", [(-1, 1, (-1.98, 1.98)), (1, 3, (0.5, 3.98)), (-3, -1, (-3.98, -0.5))])
-def test_a_grid_reaches_half_the_range_beyond_the_draws_and_does_not_cross_zero(low, high, ends):
-    grid = plots.posteriors._around(np.linspace(low, high, 2001))
-    np.testing.assert_allclose(grid[[0, -1]], ends, rtol=1e-12)
-    np.testing.assert_allclose(np.diff(grid, 2), 0.0, atol=1e-12)
