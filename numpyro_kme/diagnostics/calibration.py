@@ -67,7 +67,7 @@ class Calibration:
     def _card(self) -> Card:
         p_values = [(p, name, test) for name, tests in self.tests.items() for test, p in tests.items()]
         ends = [f"{end(self.coverage().values()):.2f}" for end in (min, max)]
-        failures = ", ".join(f"{number} {reason}" for reason, number in self.failures.items())
+        failed, why = sum(self.failures.values()), ", ".join(f"{n} {reason}" for reason, n in self.failures.items())
         return Card(
             f"Calibration on {len(self.tarp)} data sets",
             {
@@ -75,16 +75,11 @@ class Calibration:
                 "smallest": "{1}, {2}: {0:.2g}".format(*min(p_values)),
                 "coverage": f"of 90% intervals {between(*ends)}",
                 "refused": f"{self.refused} further data sets" if self.refused else "",
-                "failed": f"{self.failed} further data sets could not be simulated ({failures})" if failures else "",
+                "failed": f"{failed} further data sets could not be simulated ({why})" if failed else "",
                 "found": "; ".join(self.findings()) or f"nothing at level {LEVEL:g}",
             },
             "print_summary(), plots.ranks(calibration), plots.coverage(calibration)",
         )
-
-    @property
-    def failed(self) -> int:
-        """How many further data sets could not be simulated."""
-        return sum(self.failures.values())
 
     @property
     def columns(self) -> dict[str, np.ndarray]:

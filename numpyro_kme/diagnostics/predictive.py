@@ -23,16 +23,15 @@ class PredictiveCheck:
 
     Attributes:
         predicted: `{site: (draws, *batch, *event)}`; without masked outputs, which make it `(draws, outputs, *event)`.
+            Of outputs of any length, with NaN behind their ends, `length of {site}` too.
         observed: `{site: (*batch, *event)}`, of the same outputs.
         names: Of the numbers of one output, by site, where they have any.
-        ragged: Numbers of axes of one output, by site, where outputs are of any length, with NaN behind their ends.
         failures: How many further predictions failed, by kind; they are left out.
     """
 
     predicted: Arrays
     observed: Arrays
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    ragged: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
 
     def _card(self) -> Card:
@@ -65,15 +64,11 @@ class PredictiveCheck:
         """Two-sided: twice the smaller fraction of predictions on either side of each observed number, ties counted
         half.
 
-        NaN where nothing was observed or predicted. Of outputs of any length those predictions count that reach so far,
-        and how long the observed ones are is a number of its own, `length of` the site.
+        NaN where nothing was observed or predicted. Of outputs of any length those predictions count that reach so far.
 
         Not a p-value of a test: the data were used twice, so that it is rarely small even where the model is wrong.
         """
-        pairs = {site: (self.predicted[site], value) for site, value in self.observed.items()}
-        for site, axes in self.ragged.items():
-            pairs[f"length of {site}"] = (_lengths(pairs[site][0], axes), _lengths(pairs[site][1], axes))
-        return {site: _tails(*pair) for site, pair in pairs.items()}
+        return {site: _tails(self.predicted[site], value) for site, value in self.observed.items()}
 
     def to_inference_data(self):
         """An ArviZ object with the groups `posterior_predictive` and `observed_data`, for `az.plot_ppc` and others."""
@@ -115,16 +110,16 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     total = len(next(iter(samples.values())))
     rows = numpy_rng(choose_key).permutation(total)[:num_draws]
     latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
-    observed = problem.observations
     simulations = plan_of_data(given).simulate_at(simulate_key, problem, latents)
-    sites = {site: found for site, found in problem.simulators.items() if found.mask.any()}
-    return PredictiveCheck(
-        {site: found.counted(np.asarray(simulations.x[site]), 1) for site, found in sites.items()},
-        {site: found.counted(observed[site]) for site, found in sites.items()},
-        posterior.statistics,
-        {site: found.simulator.event_dim for site, found in sites.items() if found.simulator.ragged},
-        simulations.failures,
-    )
+    predicted, observed = {}, {}
+    for site, found in problem.simulators.items():
+        if found.mask.any():
+            both = found.counted(np.asarray(simulations.x[site]), 1), found.counted(problem.observations[site])
+            predicted[site], observed[site] = both
+            if found.simulator.ragged:
+                axes = found.simulator.event_dim
+                predicted[f"length of {site}"], observed[f"length of {site}"] = (_lengths(x, axes) for x in both)
+    return PredictiveCheck(predicted, observed, posterior.statistics, simulations.failures)
 
 
 def names_of_numbers(site: str, shape: tuple[int, ...], labels: Sequence[str] = ()) -> tuple[str, ...]:
