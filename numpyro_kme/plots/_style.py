@@ -19,8 +19,8 @@ FILL, FAINT, DARK = 0.25, "0.75", "0.25"
 """Opacity of areas, and two greys."""
 WIDTH, HEIGHT = 3.0, 2.4
 """Of a panel, in inches."""
-LETTER = 0.065
-"""Width of a letter of the legend, in inches, about."""
+LABEL = 2.0
+"""Width of a label of the legend, in inches, at most about."""
 
 
 def pyplot() -> Any:
@@ -56,8 +56,7 @@ def legend(axes: Sequence, ax: Any) -> None:
     how: dict[str, Any] = dict(fontsize="small", markerscale=2.0)
     if found and ax is None:
         figure = axes[0].figure
-        across = int(figure.get_figwidth() / (0.5 + LETTER * max(map(len, found))))
-        place = dict(loc="outside lower center", ncols=max(1, min(across, len(found))), frameon=False)
+        place = dict(loc="outside lower center", ncols=int(figure.get_figwidth() / LABEL), frameon=False)
         figure.legend(list(found.values()), list(found), **place, **how)
     elif found:
         axes[0].legend(list(found.values()), list(found), framealpha=0.7, edgecolor="none", **how)

@@ -10,7 +10,6 @@ import numpy as np
 from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.display import numbers
 from numpyro_kme.engines.base import Engine, posterior_of
-from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.plots._style import (
@@ -136,11 +135,10 @@ def rounds(engine: Engine, names: Names = None, *, ax: Any = None, **style: Any)
     """
     checks.instance("engine", engine, Engine, "a KELFI that has been run")
     posterior = learnt_posterior(engine)
-    learnt: LearntLikelihoods = engine.trained.learnt
     known = posterior.simulations.latents
     columns = chosen({name: known[name] for name in posterior.latents if name in known}, names)
     draws = chosen(_draws(posterior))
-    ends = np.minimum(np.cumsum([0, *(size for size, _ in learnt.history)]), len(posterior.simulations))
+    ends = np.minimum(np.cumsum([0, *(size for size, _ in engine.trained.learnt.history)]), len(posterior.simulations))
     figure, axes = panels(len(columns), ax)
     for axis, (name, values) in zip(axes, columns.items()):
         for start, end in pairwise(ends):
