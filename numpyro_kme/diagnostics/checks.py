@@ -64,8 +64,9 @@ class MisspecificationTest:
     def _card(self) -> Card:
         among = f"{np.min(self.scores):.3g} to {np.max(self.scores):.3g} among {len(self.scores):,} simulations"
         return Card(
-            f"Is the observation like the simulations? {self.told}",
+            f"Is the observation like the simulations? p-value {self.p_value:.2g}",
             {
+                "p-value": self.told if self.least else "",
                 "distance": f"log {self.score:.3g}; {among}",
                 "most unlike": ", ".join(f"{name} ({p:.2g})" for name, p in list(self.by_statistic.items())[:5]),
                 "": f"p-values of single numbers, of {len(self.by_statistic)}: some are small by chance",
@@ -234,7 +235,7 @@ class Check:
         self.calibration.print_summary()
         parts = (*self.misspecification.items(), ("predictions", self.predictive), *self.surrogate.items())
         for name, part in parts:
-            print("" if part is None else f"\n{name}: {part}")
+            print("" if part is None else f"\n{name}\n{part}")
         print(f"\np-value {self.p_value:.2g}: {self._verdict} at level {LEVEL:g}")
         for sentence in self.findings():
             print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
