@@ -232,17 +232,6 @@ class NoiseSensitivity:
     sd: np.ndarray
     effective_proportion: np.ndarray
 
-    def _card(self) -> Card:
-        return Card(
-            f"Posterior rescored with other noise, {len(self.sd)} keys",
-            {
-                "largest shift": f"{self.largest_shift:.2g} posterior standard deviations",
-                "effective proportion": f"{self.effective_proportion.min():.2g} of the draws at least",
-                "log density": f"changes with an sd of up to {self.sd.max():.2g} over draws",
-            },
-            "where the largest shift is above 0.2 or so, simulate more points: a larger number in `CommonNoise`",
-        )
-
     @property
     def largest_shift(self) -> float:
         """Largest move of a mean, over sites and keys; above 0.2 or so, simulate more points."""

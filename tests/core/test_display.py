@@ -130,7 +130,6 @@ def used(kelfi):
         "permutations": kme.embeddings.PermutationTest(0.3, 0.01, np.arange(999.0)),
         "plan": kme.simulations.Plan(100, simulations),
         "weight": kme.diagnostics.WeightCalibration(1.0, 2.0, 0.9, 50),
-        "sensitivity": kme.mcmc.NoiseSensitivity({"a": np.ones(3)}, np.ones(3), np.ones(3)),
         "chain": kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.array([0.1, 0.4])}),
         "chains": SurrogateChecks({s: kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.ones(2)}) for s in "ab"}),
         "run again": kme.engines.Trained(kme.KernelRecursiveABC(model, num_iterations=3)),

@@ -9,7 +9,6 @@ from numpyro_kme import ResidualKernelMeans
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.low_rank import blocked, by_columns
 from numpyro_kme.likelihoods.fit import default_form
-from numpyro_kme.likelihoods.published import solves
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
 from numpyro_kme.likelihoods.published.learning import Learner, learn
@@ -107,13 +106,6 @@ def test_pivots_from_a_part_are_completed_from_the_rest():
     assert (solution.pivots[:, 0] > 20).any() and (solution.pivots[:, 0] < 20).any()
 
 
-def test_dense_in_blocks_is_dense(monkeypatch, dense):
-    monkeypatch.setattr(solves, "BLOCK", 16)
-    expected = np.linalg.cholesky(gram(Z, Z) + M * LAM * np.eye(M))
-    np.testing.assert_allclose(DenseSolve().fit(HYPER, Z).factor, expected, rtol=1e-9, atol=1e-13)
-    np.testing.assert_allclose(dense.solution.factor, expected, rtol=1e-9, atol=1e-13)
-
-
 def test_learning_from_a_part_keeps_the_noise_variance():
     """As if the part were all there is, but for `lam`, whose product with the number of simulations stays."""
     learner = Learner(most=30, subset=30, max_steps=3)
@@ -127,13 +119,6 @@ def test_the_choice_by_size():
     assert isinstance(default_solve(10_000), DenseSolve) and isinstance(default_solve(10_001), LowRankSolve)
     assert isinstance(default_form(9), KernelMeans)
     assert isinstance(default_form(10), ResidualKernelMeans) and isinstance(default_form(10**6), ResidualKernelMeans)
-
-
-def test_no_dense_matrix_beyond_the_limit(monkeypatch):
-    """The default at many simulations never comes near the dense solve, also in its scores."""
-    monkeypatch.setattr(solves, "MOST_DENSE", 50)
-    monkeypatch.setattr(DenseSolve, "fit", lambda *_: pytest.fail("a dense solve"))
-    assert "pivots" in fit().describe()["solve"]
 
 
 @pytest.mark.parametrize(

@@ -85,45 +85,6 @@ def test_a_start_outside_the_box_is_moved_inside_and_no_point_is_outside(bowl):
     assert np.all(np.array(seen) >= ravel(LOW)) and np.all(np.array(seen) <= ravel(HIGH))
 
 
-def test_a_second_search_begins_with_the_curvature_of_the_first(bowl):
-    """For functions like the first ones it takes fewer evaluations than one that knows nothing."""
-    matrix, middle = bowl
-    counts = []
-
-    def loss(points, rows, middle):
-        counts[-1] += len(rows)
-        found = [quadratic(at(a, b), matrix, middle * (1.0 + row)) for a, b, row in zip(points.a, points.b, rows)]
-        return [value for value, _ in found], jax.tree.map(lambda *leaves: np.stack(leaves), *(g for _, g in found))
-
-    bounds = at([-99, -99], -99), at([99, 99], 99)
-    wide, starts = np.tile(np.diag([9.0, 9.0, 9.0]), (2, 1, 1)), at(np.zeros((2, 2)), np.zeros(2))
-    counts.append(0)
-    first, inverses = descend_all(lambda p, rows: loss(p, rows, middle), starts, bounds, 100, wide)
-    for known in (wide, inverses):
-        counts.append(0)
-        descend_all(lambda p, rows: loss(p, rows, middle + 1.0), first, bounds, 100, known)
-    assert counts[2] < counts[1]
-
-
-def test_several_searches_at_once_are_each_alone(bowl):
-    """Valleys of different depth: one ends before the others, and is not asked again."""
-    asked = []
-
-    def several(points, rows):
-        asked.append(rows)
-        found = [valley(at(a, (row + 1.0) * b)) for a, b, row in zip(points.a, points.b, rows)]
-        slopes = [(slope.a, (row + 1.0) * slope.b) for (_, slope), row in zip(found, rows)]
-        return [value for value, _ in found], at([a for a, _ in slopes], [b for _, b in slopes])
-
-    starts, bounds = at([[-1.2, 1.0], [0.9, 0.8], [2.0, 2.0]], [3.0, 0.1, 1.0]), (LOW, HIGH)
-    found, _ = descend_all(several, starts, bounds, 60, np.tile(np.eye(3), (3, 1, 1)), 1e-9)
-    assert {len(rows) for rows in asked} >= {3, 1}
-    for i in range(3):
-        one = at(starts.a[i : i + 1], starts.b[i : i + 1])
-        alone, _ = descend_all(lambda points, _, i=i: several(points, [i]), one, bounds, 60, np.eye(3)[None], 1e-9)
-        np.testing.assert_array_equal(ravel(found, 1)[i], ravel(alone))
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_points_without_a_value_are_left(bad):
     """Beyond 1 there is none; the minimum is at 0.9."""
@@ -148,8 +109,3 @@ def test_where_the_first_curvature_misleads_its_diagonal_does_not():
     inverse = np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]])
     found, _ = descend_all(losses, at(np.zeros((1, 2)), np.zeros(1)), (LOW, HIGH), 20, inverse[None], 1e-9)
     np.testing.assert_allclose(ravel(found), [2.0, 0.0, 0.0], atol=1e-3)
-
-
-def test_nothing_is_found_where_there_is_no_value():
-    found = descend(lambda point: (np.nan, at([1, 1], 1)), at([0, 0], 0), (LOW, HIGH), 50, curvature=at([1, 1], 1))
-    np.testing.assert_array_equal(ravel(found), 0.0)

@@ -91,17 +91,6 @@ def test_kernel_means_compare_lengths_too(learnt):
     assert abs(middle - 0.4) < 0.4 and 0.5 < width * np.sqrt(31) < 3.0
 
 
-def test_one_length_has_no_statistic_of_it(learnt):
-    _, z, x = learnt
-    whole = np.nan_to_num(x[:40, :20])
-    fitted = KernelStatistics(EmpiricalMeasureRule()).fit(z[:40], whole)
-    assert fitted.inner.transform.num_raw == 1 and "lengths" not in fitted.describe()
-    with pytest.raises(ValueError, match="The observation has 7 rows, and the simulations have 20 to 20"):
-        fitted.at(pad(whole[0, :7], 20))
-    with pytest.raises(ValueError, match=r"must have the shape \(20,\) of the simulations; got 7 numbers"):
-        fitted.at(whole[0, :7])
-
-
 def test_observations_that_say_nothing_or_lie_outside(learnt):
     surrogate, _, x = learnt
     with pytest.raises(ValueError, match="no row"):

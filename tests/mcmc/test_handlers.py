@@ -100,13 +100,6 @@ def test_arviz_takes_the_run_as_it_is(mcmc):
     np.testing.assert_allclose(np.asarray(idata["log_likelihood"]["x"])[0], expected, rtol=2e-6)
 
 
-def test_log_likelihood_by_site(mcmc):
-    samples = {name: np.asarray(value)[:5] for name, value in mcmc.get_samples().items()}
-    found = jax.jit(lambda at: log_likelihood(SMODEL, at, X, Y))(samples)
-    np.testing.assert_allclose(found["x"], stats.norm.logpdf(X, samples["theta"]).sum(-1), rtol=2e-6)
-    assert found["y"].shape == (5, 3)
-
-
 def test_predictive_still_simulates(mcmc):
     samples = {name: np.asarray(value)[:7] for name, value in mcmc.get_samples().items()}
     draws = jax.jit(lambda key: [Predictive(any_model, samples)(key)["x"] for any_model in (SMODEL, model)])
@@ -354,22 +347,6 @@ def learnt():
     hyper = Hyperparameters(Gaussian(np.full(2, 1.5)), Gaussian(np.full(2, 1.0)), np.array(1e-3))
     x = theta + np.random.default_rng(1).normal(size=(200, 2))
     return fit_likelihood(theta, x, form=KernelMeans(hyperparameters=hyper))
-
-
-@pytest.mark.x64
-def test_draws_along_a_plate_multiply_their_learnt_densities():
-    fitted, draws, theta = learnt(), np.random.default_rng(2).normal(size=(3, 2)), np.array([0.2, -0.1])
-
-    def iid(x):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        with numpyro.plate("n", 3):
-            numpyro.sample("x", Simulator(shifted, theta, event_dims=1), obs=x)
-
-    smodel = surrogate(iid, {"x": fitted})
-    found = jax.jit(lambda theta: log_density(smodel, (draws,), {}, {"theta": theta})[0])(theta)
-    single = jax.jit(lambda at: at.log_density(fitted.coordinates.forward(theta)))
-    one = [float(single(fitted.at(x))) for x in draws]
-    np.testing.assert_allclose(found, stats.norm.logpdf(theta).sum() + sum(one), rtol=1e-10)
 
 
 @pytest.mark.x64
