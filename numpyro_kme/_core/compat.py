@@ -29,14 +29,6 @@ from numpyro.primitives import Messenger, plate
 
 from numpyro_kme._core import checks
 
-try:
-    from jax._src.core import trace_state_clean as nothing_is_traced
-except ImportError:  # a JAX that has it elsewhere
-
-    def nothing_is_traced() -> bool:
-        """Never known, so that the gateway (`host`) takes a thread each time: slower, with the same results."""
-        return False
-
 
 def _private(owner: Any, name: str) -> Any:
     """What NumPyro has under a private name."""

@@ -2,14 +2,13 @@
 
 What is factorised or searched is computed in float64, whatever the session's precision, because the relative error of
 `(K + m lam I)^-1 b` is about 1e-16 / lam there and 1e-7 / lam in float32. What a user wrote runs in the session's
-precision. Nothing else in the package switches precision than `on_host`, for formulas that JAX differentiates.
+precision. Nothing in the package switches precision.
 """
 
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
-from functools import partial, wraps
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -17,22 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.compat import nothing_is_traced
-from numpyro_kme._core.contexts import setting
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
-
-_session: ContextVar[bool | None] = ContextVar("session", default=None)
-"""Inside the gateway, whether the session has 64 bits; None outside."""
 
 
 def numpy_function(function: Callable[Given, Any]) -> Callable[Given, Any]:
     """`function` on the host: called at once, with its floating-point arrays in float64, other arrays as NumPy's, and
     keys and everything else as they are, and with NumPy arrays as results; a decorator too.
-
-    While JAX traces something around it, it is called all the same, with arguments that are concrete, in a thread of
-    its own: a thread has its own trace.
 
     Raises:
         TypeError: If an argument is traced.
@@ -43,45 +34,17 @@ def numpy_function(function: Callable[Given, Any]) -> Callable[Given, Any]:
         if not checks.is_concrete((args, kwargs)):
             checks.concrete(**inspect.signature(function).bind(*args, **kwargs).arguments)
         args, kwargs = jax.tree.map(_float64, (args, kwargs))
-        return to_host(at_once(partial(function, *args, **kwargs)))
+        with at_once():
+            return to_host(function(*args, **kwargs))
 
     return call
 
 
-def on_host(function: Callable[Given, Any]) -> Callable[Given, Any]:
-    """`numpy_function` for a formula of this package that JAX evaluates: in 64 bits, on copies of its arrays, since JAX
-    remembers what it made of an array. Nothing that a user wrote runs in it (`in_session`)."""
-
-    @wraps(function)
-    def formula(*args: Given.args, **kwargs: Given.kwargs) -> Any:
-        given = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, (args, kwargs))
-        session = jax.enable_x64.value if _session.get() is None else _session.get()
-
-        def run():
-            with setting(_session, session):
-                return to_host(function(*given[0], **given[1]))
-
-        return in_precision(run, True)
-
-    return numpy_function(formula)
-
-
-def in_session(function: Callable[Given, Found]) -> Callable[Given, Found]:
-    """`function` in the session's precision, inside `on_host` too; a decorator.
-
-    For what the user wrote: a model, a simulator, a kernel. What they close over is read in one precision alone, since
-    JAX remembers what it made of an array.
-    """
-
-    @wraps(function)
-    def call(*args: Given.args, **kwargs: Given.kwargs) -> Found:
-        session = _session.get()
-        if session is None or session == jax.enable_x64.value:
-            return function(*args, **kwargs)
-        args, kwargs = to_host((args, kwargs))
-        return in_precision(partial(function, *args, **kwargs), session)
-
-    return call
+def at_once() -> AbstractContextManager:
+    """A block in which JAX evaluates what is concrete, though it traces something around; elsewhere nothing changes:
+    programs would be compiled anew."""
+    traces = isinstance(jnp.add(0, 0), jax.core.Tracer)
+    return jax.ensure_compile_time_eval() if traces else nullcontext()
 
 
 def numpy_rng(rng_key: jax.Array) -> np.random.Generator:
@@ -89,32 +52,11 @@ def numpy_rng(rng_key: jax.Array) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel())
 
 
-def keep_freed_memory() -> None:
-    """Let threads use again what they freed: by default glibc gives blocks of some 100 kB back to the system, which
-    hands out new ones page by page, and arithmetic on arrays of that size takes twice as long.
-
-    It keeps as much as the largest block that was ever freed, up to 32 MB; one that is never touched costs nothing.
-    """
-    np.empty(2**25 - 2**13, np.uint8)
-
-
-def constants(tree: Any) -> Any:
-    """NumPy arrays of a pytree in the precision in force, as constants even while JAX is tracing, so that what depends
-    on them alone is prepared once and not at each evaluation."""
-    return at_once(partial(in_present_precision, tree))
-
-
-def at_once(run: Callable[[], Found]) -> Found:
-    """`run()` in the precision in force, evaluated at once even while JAX is tracing."""
-    return in_precision(run, jax.enable_x64.value)
-
-
 def in_present_precision(tree: Any) -> Any:
-    """Turn the NumPy arrays of a pytree into JAX arrays of the precision in force.
-
-    For what is evaluated in any precision and holds NumPy arrays that are not arguments of a jitted function.
-    """
-    return jax.tree.map(lambda leaf: jnp.asarray(native(leaf)) if _is_numbers(leaf) else leaf, tree)
+    """Turn the NumPy arrays of numbers of a pytree into JAX arrays, constants even while JAX is tracing: what depends
+    on them alone is prepared once and not at each evaluation."""
+    with at_once():
+        return jax.tree.map(lambda leaf: jnp.asarray(native(leaf)) if _is_numbers(leaf) else leaf, tree)
 
 
 def in_jax_types(value: Any) -> Any:
@@ -129,23 +71,6 @@ def native(value: np.ndarray) -> np.ndarray:
     known = value.dtype.newbyteorder("=")
     lacking = jnp.issubdtype(known, jnp.floating) and known not in (np.float16, np.float32, np.float64)
     return value.astype(np.float64 if lacking else known, copy=False)
-
-
-def in_precision(run: Callable[[], Found], x64: bool) -> Found:
-    """`run()` in a precision, in a thread of its own if JAX is tracing here.
-
-    (`jax.ensure_compile_time_eval` inside `jax.enable_x64` passes float32 buffers to float64 executables in JAX 0.10
-    and 0.12.)
-    """
-
-    def switched():
-        with jax.enable_x64(x64):
-            return run()
-
-    if nothing_is_traced():
-        return switched()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(copy_context().run, switched).result()
 
 
 def full_precision(function: Callable[Given, Found]) -> Callable[Given, Found]:

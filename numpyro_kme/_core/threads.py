@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from numpyro_kme._core.host import keep_freed_memory, numpy_function
+import numpy as np
+
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import one_blas_thread
 
 LONG = 0.2
@@ -38,3 +40,12 @@ def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
 def processors() -> int:
     """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> None:
+    """Let threads use again what they freed: by default glibc gives blocks of some 100 kB back to the system, which
+    hands out new ones page by page, and arithmetic on arrays of that size takes twice as long.
+
+    It keeps as much as the largest block that was ever freed, up to 32 MB; one that is never touched costs nothing.
+    """
+    np.empty(2**25 - 2**13, np.uint8)

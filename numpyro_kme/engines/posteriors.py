@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core import arviz, checks, host, progress, solves
+from numpyro_kme._core import arviz, checks, progress, solves
 from numpyro_kme._core.display import Card, frozen, names_and_shapes, numbers
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
-from numpyro_kme._core.threads import processors
+from numpyro_kme._core.threads import keep_freed_memory, processors
 from numpyro_kme.engines.posterior import Posterior, Samples
 from numpyro_kme.models import outputs
 
@@ -109,7 +109,7 @@ class Trained:
                     raise
             return Outcome(found, tuple(warned))
 
-        host.keep_freed_memory()
+        keep_freed_memory()
         threads = processors() if self.engine.conditions_in_threads else 1
         with solves.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(threads) as pool:
             waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]

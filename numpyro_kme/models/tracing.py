@@ -159,7 +159,8 @@ def keys_in_order(words: np.ndarray) -> np.ndarray:
 
 @cache
 def _first_keys(implementation: str | None) -> np.ndarray:
-    return keys_in_order(at_once(lambda: data_of(random.key(0, impl=implementation))))
+    with at_once():
+        return keys_in_order(data_of(random.key(0, impl=implementation)))
 
 
 def as_numpyro_does():

@@ -14,7 +14,7 @@ from scipy.special import expit, logit
 
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import constants
+from numpyro_kme._core.host import in_present_precision
 from numpyro_kme._core.programs import Program, pieces
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.models.tracing import run, set_from
@@ -177,7 +177,7 @@ class Unconstrained:
         return {name: site for name, site in trace.items() if site["type"] == "sample" and name in wanted}
 
     def _run(self, values: Messenger, given: Arrays = MappingProxyType({})):
-        return run(self.model, *constants((self.args, dict(self.kwargs))), None, given, values)
+        return run(self.model, *in_present_precision((self.args, dict(self.kwargs))), None, given, values)
 
 
 def _free(site: Any) -> jax.Array:
