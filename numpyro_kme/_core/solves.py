@@ -1,7 +1,4 @@
-"""Positive definite solves and ridge regression, BLAS threads, and calls from JAX back to NumPy.
-
-A Cholesky factorisation that fails is NaN without an error in JAX, so every factor made here is checked.
-"""
+"""Ridge regression, BLAS threads, and calls from JAX back to NumPy."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -108,26 +105,8 @@ def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype, *leaves: 
     return jax.pure_callback(run, jax.ShapeDtypeStruct(shape, dtype), pieces, vmap_method="sequential")
 
 
-def cholesky(matrix: ArrayLike, what: str) -> np.ndarray:
-    """Lower Cholesky factor of a concrete positive definite matrix, in float64 and checked.
-
-    Args:
-        matrix: `(m, m)`, with its regularisation already added.
-        what: Names the matrix and its regularisation in the error, as in `"L + m lam I with lam = 1e-9"`.
-    Raises:
-        numpy.linalg.LinAlgError: If the matrix is not positive definite to working precision.
-    """
-    checks.concrete(matrix=matrix)
-    try:
-        factor = np.linalg.cholesky(np.asarray(matrix, np.float64))
-    except np.linalg.LinAlgError:
-        require_factorised(False, what)
-    require_factorised(bool(np.isfinite(factor).all()), what)
-    return factor
-
-
 def require_factorised(done: bool, what: str) -> None:
-    """Raise where a Cholesky factorisation failed, as `cholesky` does."""
+    """Raise where a Cholesky factorisation of what is named failed."""
     checks.require(
         done,
         f"The Cholesky factorisation of {what} failed: the matrix is not positive definite to working precision. "
@@ -149,11 +128,6 @@ def require_resolved(added: float, trace: float, what: str) -> None:
         f"working precision ({least:.3g}). Increase the regularisation.",
         np.linalg.LinAlgError,
     )
-
-
-def cho_solve(factor: ArrayLike, b: ArrayLike) -> jax.Array:
-    """Solve `A x = b` given the lower Cholesky factor of `A`."""
-    return jax.scipy.linalg.cho_solve((jnp.asarray(factor), True), jnp.asarray(b))
 
 
 def ridges(
