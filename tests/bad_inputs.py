@@ -345,12 +345,6 @@ def ridge_weights(inputs=X, kernel=WIDE, regularisation=0.1, t=X[:2], **settings
     return kme.embeddings.ConditionalMeanEmbedding.fit(kernel, inputs, regularisation, **settings).weights(t)
 
 
-def recursive(
-    simulate=lambda key, theta: theta + 0.5 * jax.random.normal(key, theta.shape), theta=THETA, y=X[0], **rest
-):
-    return kme.abc.kernel_recursive_abc(KEY, simulate, theta, y, num_iterations=2, **rest)
-
-
 def recursive_step(theta=THETA, x=X, y=X[0], kernel=WIDE, number=20, **settings):
     return kme.abc.recursive_abc_step(KEY, kernel, theta, x, y, number, **settings)
 
@@ -412,15 +406,6 @@ for kind, call, raises in [
     ("m = 0", lambda: ridge_weights(X[:0]), "`points` must hold at least one point"),
     ("bad hyperparameter", lambda: ridge_weights(regularisation=0.0), "`regularisation` must be positive"),
     ("bad hyperparameter", lambda: ridge_weights(tolerance=2.0), "`tolerance` must be below 1"),
-    ("NaN", lambda: recursive(lambda key, theta: NAN * theta), r"`simulate\(rng_key, theta\)` has 40 entries"),
-    ("constant", lambda: recursive(lambda key, theta: 0 * theta), "all of the pairs coincide"),
-    (
-        "wrongly shaped",
-        lambda: recursive(lambda key, theta: theta[:3]),
-        "one output for each of the 40 rows of `theta`",
-    ),
-    ("wrong type", lambda: recursive(3), "`simulate` must be a function"),
-    ("outliers", lambda: recursive(y=X[0] + 1e30), "weights of all 40 simulations are zero"),
     ("NaN", lambda: recursive_step(y=np.array([NAN])), "`observed` has 1 entries"),
     ("constant", lambda: recursive_step(0 * THETA), "all of the pairs coincide"),
     ("wrong shape", lambda: recursive_step(y=np.zeros(3)), "must have the same number of columns"),

@@ -439,7 +439,6 @@ KEYED = {
     "noise_sensitivity": lambda key: kme.mcmc.noise_sensitivity(key, model, {"b": Z}),
     "hsic_test": lambda key: kme.embeddings.hsic_test(key, GAUSSIAN, GAUSSIAN, Z, X),
     "mmd_test": lambda key: kme.mmd_test(key, GAUSSIAN, Z, X),
-    "kernel_recursive_abc": lambda key: kme.abc.kernel_recursive_abc(key, shift, Z, X[0], kernel=GAUSSIAN),
     "recursive_abc_step": lambda key: kme.abc.recursive_abc_step(key, GAUSSIAN, Z, X, X[0], 5),
     "learn_length_scale": lambda key: kme.kernels.learn_length_scale(key, Z),
     "farthest_point_design": lambda key: kme.kernels.farthest_point_design(key, Z, 3),

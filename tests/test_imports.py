@@ -43,7 +43,7 @@ ROW = {name: number for number, (name, *_) in enumerate(ROWS)}
 OUTSIDE = {name: set(outside) for name, *outside in ROWS}
 DISTRIBUTIONS = {"likelihoods.distribution", "likelihoods.fit"}
 """The modules of `likelihoods` that know NumPyro and its models; the others are mathematics."""
-COMMON = ["base", "learnt_", "posterior", "reference_table", "reports", "rounds", "simulation_engine", "weight", "_"]
+COMMON = ["base", "learnt_", "posterior", "reference_table", "rounds", "weight", "_"]
 SHARED = tuple(f"engines.{name}" for name in COMMON)
 """What engines share: none imports another."""
 MATHEMATICS = {"kernels", "embeddings", "samplers", "likelihoods", "losses", "bootstrap", "abc"}

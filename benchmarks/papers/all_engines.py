@@ -168,7 +168,7 @@ def by_engine(engine, key, y):
     """Weighted simulations where they may be resampled, otherwise draws; points for engines of points."""
     engine.run(key, x=y)
     if isinstance(engine, kme.KernelRecursiveABC):
-        return engine.mode(), None, {}
+        return engine.posterior.mode(), None, {}
     if hasattr(engine, "get_weights"):
         found = engine.posterior.get_weights()
         if (found["weight"] >= 0).all() or found["theta"].ndim > 1:

@@ -50,7 +50,7 @@ def point_estimates(kelfi, rng_key):
     signed = sign * np.exp(log_size - log_size.max())
     return {
         "draws": kelfi.get_samples()["log_theta"].mean(0),
-        "mode": np.asarray(kelfi.mode()["log_theta"]),
+        "mode": np.asarray(kelfi.posterior.mode()["log_theta"]),
         "signed": signed @ theta / signed.sum(),
     }
 

@@ -90,7 +90,7 @@ def flies(series, seed, prior, simulations, engine):
     made = kme.simulate(keys[0], kme.Problem.read(model, x=x), simulations, progress_bar=False)
     found = kme.K2ABC(model, simulations=made)
     _, _, seconds = report.timed(found.run, keys[1], x=x)
-    point = found.expectation(lambda latents: latents["log_theta"])
+    point = found.posterior.expectation(lambda latents: latents["log_theta"])
     return scored(keys[2], point, seconds)
 
 

@@ -1,7 +1,7 @@
 """Approximate Bayesian computation as functions, without a model."""
 
 from numpyro_kme.abc.discrepancies import OutOfDistributionCheck, discrepancies_to, out_of_distribution_check
-from numpyro_kme.abc.recursive import RecursiveABC, kernel_recursive_abc, recursive_abc_step
+from numpyro_kme.abc.recursive import recursive_abc_step
 from numpyro_kme.abc.weighting import (
     RegressionAdjustment,
     RejectionWeights,
@@ -12,18 +12,6 @@ from numpyro_kme.abc.weighting import (
 )
 from numpyro_kme.kernels.regression import DistributionRegression
 
-__all__ = [
-    "DistributionRegression",
-    "OutOfDistributionCheck",
-    "RecursiveABC",
-    "RegressionAdjustment",
-    "RejectionWeights",
-    "SoftWeights",
-    "discrepancies_to",
-    "effective_sample_size",
-    "kernel_recursive_abc",
-    "out_of_distribution_check",
-    "recursive_abc_step",
-    "rejection_weights",
-    "soft_abc_weights",
-]
+__all__ = ["DistributionRegression", "OutOfDistributionCheck", "RegressionAdjustment", "RejectionWeights"]
+__all__ += ["SoftWeights", "discrepancies_to", "effective_sample_size", "out_of_distribution_check"]
+__all__ += ["recursive_abc_step", "rejection_weights", "soft_abc_weights"]

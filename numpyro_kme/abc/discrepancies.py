@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
@@ -129,20 +129,6 @@ class OutOfDistributionCheck(NamedTuple):
     nearest: float
     threshold: float
     proportion: float
-
-    def _card(self) -> Card:
-        outside = self.is_out_of_distribution
-        return Card(
-            f"The observation is {'OUTSIDE' if outside else 'within'} the distribution of the simulations",
-            {
-                "nearest": f"{self.nearest:.4g}, from the nearest {self.proportion:.2%} of the simulations",
-                "threshold": f"{self.threshold:.4g}, a usual distance of simulations from one another",
-                "ratio": f"{self.nearest / self.threshold:.3g}; above 1 it is outside" if self.threshold > 0 else "",
-            },
-            "check the simulator, the prior and units; weights then say nothing"
-            if outside
-            else "weights of the nearest simulations can be used",
-        )
 
     @property
     def is_out_of_distribution(self) -> bool:

@@ -193,8 +193,6 @@ class RegressionAdjustment:
             negative variance, `(p,)`.
         residual: That of what the regression leaves, each point left out in turn, `(p,)`.
         error: Standard error of the shift, `(p,)`: that of a prediction by as many points as the effective sample size.
-        distance: Squared Mahalanobis distance of $s(y)$ from the statistics under the positive part of the weights; of
-            the centre of a ball in which they lie evenly it is 0, of its edge `q + 2`.
     References: Beaumont, Zhang & Balding (2002), Genetics 162.
     """
 
@@ -205,7 +203,6 @@ class RegressionAdjustment:
     scale: np.ndarray
     residual: np.ndarray
     error: np.ndarray
-    distance: float
 
     @classmethod
     def fit(
@@ -242,19 +239,10 @@ class RegressionAdjustment:
         fits = solves.ridges(root * features[near], root * (t - middle)[near], REGULARISATION)
         lam, slopes, rest = min(fits, key=lambda fit: float(np.square(fit[2]).sum()))
         shift = (at - w @ features) @ slopes
-        scale = deviations(t, w)
+        variance = w @ np.square(t - w @ t)
+        scale = np.sqrt(np.where(variance > 0, variance, positive @ np.square(t - middle)))
         residual = np.sqrt(np.square(rest).mean(axis=0))
-        leverage, distance = (
-            near.sum() * float(at @ np.linalg.solve(solves.inner(root * features[near], near.sum() * added), at))
-            for added in (lam, REGULARISATION[0])
-        )
+        gram = solves.inner(root * features[near], near.sum() * lam)
+        leverage = near.sum() * float(at @ np.linalg.solve(gram, at))
         error = residual * np.sqrt(leverage * np.sum(np.square(positive)))
-        return cls(t + (at - features) @ slopes, shift, scale, residual, error, distance)
-
-
-def deviations(t: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Standard deviations of `t` `(m, p)` under weights with a sum of one, or under their positive part where weights
-    of both signs give a negative variance, `(p,)`."""
-    positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
-    variance = weights @ np.square(t - weights @ t)
-    return np.sqrt(np.where(variance > 0, variance, positive @ np.square(t - positive @ t)))
+        return cls(t + (at - features) @ slopes, shift, scale, residual, error)

@@ -17,8 +17,8 @@ from numpyro_kme.diagnostics import uniformity
 from numpyro_kme.diagnostics.data_sets import Arguments, data_sets, plan_of_data
 from numpyro_kme.diagnostics.uniformity import MARGIN
 from numpyro_kme.engines.base import Engine
-from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.posterior import Posterior, problem_of
+from numpyro_kme.engines.posteriors import each_outcome
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.samplers.importance import effective_size, systematic
 from numpyro_kme.simulations import Simulations
@@ -168,7 +168,7 @@ def calibrate(
         rng_key: The only source of randomness.
         engine: One that has been run. Data sets are simulated as its settings say, on its `executor` and within its
             `timeout`; those that fail, after what `Retry` repeats, are left out and counted, whatever its `on_failure`,
-            and none is written to its `store`. Its `trained.condition` serves each data set, from the simulations and
+            and none is written to its `store`. Its `condition` serves each data set, from the simulations and
             what was learnt in that run, where it keeps them. `KELFI` that has made rounds around the posterior of its
             observation serves no other, and raises an error: run it with `num_rounds=1`.
         num_datasets: `N`. With one parameter, 200 flag a posterior that is half too wide, or off by half a standard
@@ -187,15 +187,14 @@ def calibrate(
     checks.whole("num_datasets", num_datasets, 2)
     checks.whole("num_draws", num_draws, 1)
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
-    trained, problem = engine.trained, problem_of(engine.posterior)
-    if isinstance(engine, KELFI):
-        trained.learnt.require_amortised()
+    problem = problem_of(engine.posterior)
+    engine.require_amortised()
     simulate_key, infer_key, choose_key = split(rng_key, 3)
     simulations, data, given = data_sets(simulate_key, problem, num_datasets, plan_of_data(engine), arguments)
     rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []
-    outcomes = trained.each(infer_key, problem.args, given)  # what they warn of are simulated data
+    outcomes = each_outcome(engine, infer_key, problem.args, given)  # what they warn of are simulated data
     for j, (posterior, _) in enumerate(progress.progress(outcomes, "calibrating", progress_bar, len(given))):
         if not isinstance(posterior, Posterior):
             continue

@@ -3,21 +3,28 @@
 import abc
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from os import PathLike
 from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
 from numpyro_kme._core.display import Card, brief, is_default, shown
+from numpyro_kme._core.keys import split
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.engines.posteriors import Posteriors, Trained, check_run
-from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
+from numpyro_kme.engines.reference_table import check_model
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
 from numpyro_kme.models import outputs
 from numpyro_kme.models.problem import Problem, SimulatorSite
+from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.fingerprint import is_another
 from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.simulations.simulations import as_long
 
 
 @shown
@@ -25,10 +32,10 @@ from numpyro_kme.simulations.simulate import Plan
 class Engine(abc.ABC):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
 
-    A subclass implements `_infer(rng_key, args, kwargs) -> (learnt, posterior)`. What it learnt serves other
-    observations by `_condition(rng_key, args, kwargs, learnt) -> posterior`; without that another observation is
-    another run. Neither changes an attribute of the engine. Engines can be pickled, before and after `run`; Python
-    pickles a model that is a function of a module, `cloudpickle` any other.
+    A subclass implements `_infer(rng_key, args, kwargs) -> (method, posterior)`. The method is what it learnt, which
+    serves other observations by `_condition(rng_key, args, kwargs, method) -> posterior`; without that another
+    observation is another run. Neither changes an attribute of the engine. Engines can be pickled, before and after
+    `run`; Python pickles a model that is a function of a module, `cloudpickle` any other.
 
     Args:
         model: A NumPyro model.
@@ -37,12 +44,10 @@ class Engine(abc.ABC):
 
     paper: ClassVar[str | None] = None
     """BibTeX of its paper, for `cite`, or the key of an entry in `engines/references.bib`; None without one."""
-    conditions_in_threads: ClassVar[bool] = False
-    """Many observations are conditioned on in threads, as many as there are processors."""
 
     model: Callable
     progress_bar: bool = field(default=True, kw_only=True)
-    _found: tuple[Trained, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
+    _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
 
     def _card(self) -> Card:
         given = {
@@ -58,12 +63,8 @@ class Engine(abc.ABC):
         return Card(
             f"{type(self).__name__}, with the posterior of its last run",
             rows | self.posterior._about(),
-            f"print_summary(), to_inference_data(), {self._how_to_check()}",
+            "print_summary(), to_inference_data(), diagnostics.check(rng_key, engine)",
         )
-
-    def _how_to_check(self) -> str:
-        """The call that checks this engine."""
-        return "diagnostics.check(rng_key, engine)"
 
     @property
     def plan(self) -> Plan:
@@ -74,7 +75,7 @@ class Engine(abc.ABC):
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
         """Infer; returns what was learnt that does not depend on the observation, or None, and the posterior."""
 
-    def _condition(self, rng_key: jax.Array, args: tuple, kwargs: dict, learnt: Any) -> Posterior:
+    def _condition(self, rng_key: jax.Array, args: tuple, kwargs: dict, method: Any) -> Posterior:
         """The posterior of another observation, from what was learnt; here by another run."""
         return self._infer(rng_key, args, kwargs)[1]
 
@@ -91,6 +92,10 @@ class Engine(abc.ABC):
         """Raise an error for settings that this engine does not take; the constructor and `run` call it."""
         checks.instance("model", self.model, Callable, "a NumPyro model, a function")
 
+    def require_amortised(self) -> None:
+        """Raise an error where the last run serves one observation alone."""
+        self._last  # noqa: B018 (raises an error before `run`)
+
     def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer the latents of `model(*args, **kwargs)`; observations are passed as the model takes them.
 
@@ -105,49 +110,62 @@ class Engine(abc.ABC):
         check_run(rng_key, args, kwargs)
         self.check_settings()
         with outputs.unchanged():
-            learnt, posterior = self._infer(rng_key, args, kwargs)
-        self._found = Trained(self._settings(), learnt), posterior
+            self._found = self._settings()._infer(rng_key, args, kwargs)
 
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> None:
-        """Infer from another observation, with the simulations and what was learnt in the last `run`, where the engine
-        keeps them.
-
-        An engine that keeps nothing runs again. An error leaves the engine as it was. `trained.condition` gives the
-        posterior and leaves the engine as it is.
+    def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
+        """The posterior of another observation, with the simulations and what was learnt in the last `run`, where the
+        engine keeps them; one that keeps nothing runs again. The engine stays as it is.
 
         Args:
             rng_key: The only source of randomness.
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model, with the new observation.
+        Raises:
+            ValueError: If the arguments change the prior or a simulator.
         """
-        self._found = self.trained, self.trained.condition(rng_key, *args, **kwargs)
+        check_run(rng_key, args, kwargs)
+        return self._settings()._condition(rng_key, args, kwargs, self.method)
 
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
-        """The posteriors of many observations, from the simulations and what was learnt in the last `run`; the engine
-        stays as it is.
+        """The posteriors of many observations, as `condition` has them one by one; in threads, as many as there are
+        processors, where the engine keeps what it learnt.
 
-        Observation `i` has the key `jax.random.fold_in(rng_key, i)`.
+        An observation that the engine refuses for too small an effective sample size has no posterior
+        (`Posteriors.refused`); the others have theirs. Warnings of single observations are kept in `Posteriors.warned`,
+        and one is given for all.
 
         Args:
-            rng_key: The only source of randomness.
-            observations: Keyword arguments of the model with a leading axis of observations, `{name: (n, ...)}`.
+            rng_key: The only source of randomness. Observation `i` has the key `jax.random.fold_in(rng_key, i)`.
+            observations: Keyword arguments of the model with a leading axis of observations, `{name: (n, ...)}`; NaN
+                where an entry was not observed, for each observation by itself.
             *args: Positional arguments of the model, the same for all observations.
             **kwargs: Further keyword arguments of the model, the same for all observations.
+        Raises:
+            ValueError: If the arrays differ in length or are empty, an argument is given twice, or as `condition`, with
+                a note that has the number of the observation.
+        Warns:
+            UserWarning: If the engine refused observations, or warned of them.
         """
-        return self.trained.condition_many(rng_key, observations, *args, **kwargs)
+        checks.key(rng_key)
+        checks.concrete(rng_key=rng_key, observations=observations)
+        given = [{**kwargs, **one} for one in rows_of(observations, kwargs)]
+        outcomes = each_outcome(self, rng_key, args, given)
+        found = Posteriors.of(iter(progress.progress(outcomes, "conditioning", self.progress_bar, len(given))))
+        found.emit_warnings()
+        return found
 
     @property
-    def trained(self) -> Trained:
-        """Result of the last run that does not depend on the observation: `condition(rng_key, ...) -> Posterior`."""
+    def method(self) -> Any:
+        """What was learnt in the last run, whatever the observation; None where the engine keeps nothing."""
         return self._last[0]
 
     @property
     def posterior(self) -> Posterior:
-        """Posterior of the last `run` or `condition`, an immutable value."""
+        """Posterior of the last `run`, an immutable value."""
         return self._last[1]
 
     @property
-    def _last(self) -> tuple[Trained, Posterior]:
+    def _last(self) -> tuple[Any, Posterior]:
         if self._found is None:
             raise checks.explained(f"{type(self).__name__}.run(rng_key, ...) should be called first.", RuntimeError)
         return self._found
@@ -165,18 +183,6 @@ class Engine(abc.ABC):
         """`Posterior.get_extra_fields` of the last run."""
         return self.posterior.get_extra_fields(group_by_chain)
 
-    def expectation(self, function: Callable[[Mapping[str, np.ndarray]], Any]) -> np.ndarray:
-        """`Posterior.expectation` of the last run."""
-        return self.posterior.expectation(function)
-
-    def mode(self) -> dict[str, np.ndarray]:
-        """`Posterior.mode` of the last run."""
-        return self.posterior.mode()
-
-    def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
-        """`Posterior.log_density` of the last run."""
-        return self.posterior.log_density(latents)
-
     def print_summary(self, prob: float = 0.9) -> None:
         """`Posterior.print_summary` of the last run."""
         self.posterior.print_summary(prob)
@@ -186,6 +192,74 @@ class Engine(abc.ABC):
     ):
         """`Posterior.to_inference_data` of the last run."""
         return self.posterior.to_inference_data(coords=coords, dims=dims, log_likelihood=log_likelihood)
+
+
+@dataclass(eq=False, repr=False)
+class SimulationEngine(Engine):
+    """Base of the engines that learn from simulations; a set of them serves every observation.
+
+    A subclass implements `_fit(rng_key, problem, simulations)`, which returns a method: a value with `problem`, the
+    model as it was run, and `posterior(rng_key, problem)`, for any observation. The simulations of a run are
+    `posterior.simulations`. A setting can be changed by assignment or `dataclasses.replace`, and counts in the next
+    run.
+
+    Args:
+        model: A NumPyro model with observed `Simulator` sites.
+        num_simulations: Number of simulations.
+        num_samples: Number of equally weighted posterior draws.
+        simulations: Simulations made elsewhere, instead of new ones.
+        on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
+    """
+
+    num_simulations: int = 1000
+    _: KW_ONLY
+    num_samples: int = 1000
+    simulations: Simulations | None = None
+    on_failure: OnFailure = "raise"
+    executor: Any = None
+    store: str | PathLike | None = None
+    version: str | int | None = None
+    timeout: float | None = None
+
+    def check_settings(self):  # noqa: D102
+        super().check_settings()
+        checks.whole("num_samples", self.num_samples, 1)
+        self.plan  # noqa: B018 (raises an error for settings that it does not take)
+
+    @property
+    def plan(self) -> Plan:
+        """Plan of the simulations, by the settings."""
+        how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
+        return Plan(self.num_simulations, self.simulations, *how)
+
+    def _check(self, problem: Problem) -> None:
+        """Refuse models that this engine cannot infer from, before anything is simulated."""
+        check_model(problem, type(self).__name__)
+
+    @abc.abstractmethod
+    def _fit(self, rng_key: jax.Array, problem: Problem, simulations: Simulations) -> Any:
+        """Learn from simulations what does not depend on the observation, but for what of it was masked."""
+
+    def _infer(self, rng_key, args, kwargs):
+        simulate_key, fit_key, sample_key = split(rng_key, 3)
+        problem = Problem.read(self.model, *args, **kwargs)
+        self._check(problem)
+        simulations = of_model(problem, self.plan.simulate(simulate_key, problem))
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            method = self._fit(fit_key, problem, simulations)
+        with progress.phase("weighting the simulations", self.progress_bar):
+            return method, method.posterior(sample_key, problem)
+
+    def _condition(self, rng_key, args, kwargs, method):
+        problem = observed_anew(method.problem, args, kwargs)
+        self._check(problem)
+        return method.posterior(rng_key, problem)
+
+
+def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
+    """Check that a run has a key, and data that are known."""
+    checks.key(rng_key)
+    checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
 
 
 def check_positive(**values: Any) -> None:
@@ -202,11 +276,40 @@ def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, w
     checks.instance(name, given, kind | None, what)
 
 
+def check_kernel(kernel: Any, rule: LengthScaleRule | None) -> None:
+    """Check that a kernel on data is one, or a rule that makes one."""
+    what = "a kernel, such as Gaussian(length_scale), or a rule that makes one, such as EmpiricalMeasureRule()"
+    check_rule(rule, kernel, "kernel", Kernel | KernelRule, what)
+
+
 def posterior_of(found: Engine | Posterior) -> Posterior:
     """A posterior, or that of an engine that has been run."""
     posterior = found.posterior if isinstance(found, Engine) else found
     checks.instance("posterior", posterior, Posterior, "a posterior, or an engine that has been run")
     return posterior
+
+
+def of_model(problem: Problem, simulations: Simulations) -> Simulations:
+    """Simulations, checked to have the sites of the model with outputs of its shapes; those of any length as long as
+    the model has them."""
+    made = "they were made by another model."
+    latents = "latents", simulations.latents or problem.latents, problem.latents
+    for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
+        checks.require(
+            set(given) == set(own),
+            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+        )
+    for site, found in problem.simulators.items():
+        simulator = found.simulator
+        if simulator.ragged:
+            simulations = replace(simulations, x={**simulations.x, site: as_long(simulator, simulations.x[site])})
+        shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
+        checks.require(
+            len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
+            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
+            f"{expected}: {made}",
+        )
+    return simulations
 
 
 def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> Problem:
@@ -216,17 +319,10 @@ def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> P
         ValueError: If the prior or a simulator is another one too.
     """
     found = problem.with_data(*args, **kwargs)
-    for name, old in problem.latents.items():
-        types = old.value.dtype, found.latents[name].value.dtype if name in found.latents else old.value.dtype
-        checks.require(
-            types[0] == types[1],
-            f"The last run drew {name!r} as {types[0]}, and JAX draws it as {types[1]} now: `jax_enable_x64` was "
-            "switched in between, or the prior is another one. Condition in the precision of the run, or call `run`.",
-        )
     changed = [
         f"the prior of {name!r}"
         for name, old in problem.latents.items()
-        if name in found.latents and _others(old.value, found.latents[name].value)
+        if name in found.latents and _differ(old.value, found.latents[name].value)
     ] or [
         f"the simulator at {name!r}"
         for name, old in problem.simulators.items()
@@ -235,7 +331,7 @@ def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> P
     checks.require(
         not changed,
         f"The new arguments of the model change {' and '.join(changed)}: the simulations of the last run are of "
-        "another model. `condition` is for other observations; call `run`.",
+        "another model. `condition` is for other observations; call `run`, also after `jax_enable_x64` was switched.",
     )
     return found
 
@@ -244,11 +340,10 @@ def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
     """True if a site's simulator is another one: at the arguments of one prior draw, which may differ where calls have
     covariates or parameters of their own, and by the fingerprint of a new function."""
     fns, own = (old.simulator.fn, new.simulator.fn), old.simulator.groups and new.simulator.groups
-    return (not own and _others(old.simulator.arguments, new.simulator.arguments)) or (
-        fns[0] != fns[1] and is_another(*fns)
-    )
+    changed = not own and _differ(old.simulator.arguments, new.simulator.arguments)
+    return changed or (fns[0] != fns[1] and is_another(*fns))
 
 
-def _others(old: Any, new: Any) -> bool:
+def _differ(old: Any, new: Any) -> bool:
     """True if numbers of one shape differ: more or fewer groups along a plate are the same model."""
     return np.shape(old) == np.shape(new) and not np.array_equal(old, new)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,16 +18,12 @@ from numpyro_kme.abc.weighting import (
     soft_abc_weights,
 )
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
-from numpyro_kme.engines.base import check_positive, check_rule
+from numpyro_kme.engines.base import SimulationEngine, check_rule
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.simulation_engine import SimulationEngine, check_weighting
-from numpyro_kme.engines.weighting import Weighting, WeightingMethod
+from numpyro_kme.engines.weighting import WeightingMethod, check_weighting
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, mad_or_sd
 from numpyro_kme.losses.base import Loss
-
-MOST_COMPARED = 50
-"""Simulations that are compared with one another by a discrepancy, which may be slow."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -60,14 +56,12 @@ class K2ABC(SimulationEngine):
     Warns:
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that
             regression would move a mean by more than 0.25 standard deviations or leave less than 0.78 of one.
-    Cost: `m` simulations; `m` estimates of the MMD an observation, and at most `3 m` mean kernels between data sets,
-    which say
+    Cost: `m` simulations; `m` estimates of the MMD an observation, and `2 m` mean kernels between data sets, which say
         whether it lies away.
     References: Park, Jitkrittum & Sejdinovic (2016), AISTATS.
     """
 
     paper = "park2016k2abc"
-    weights_by = "epsilon"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
 
     estimator: Estimator | None = None
@@ -77,8 +71,7 @@ class K2ABC(SimulationEngine):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self.num_simulations, self.regression_adjustment)
-        check_positive(epsilon=self.epsilon)
+        check_weighting(self.num_simulations, self.regression_adjustment, epsilon=self.epsilon)
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
         check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
 
@@ -90,7 +83,7 @@ class K2ABC(SimulationEngine):
             f"K2ABC compares data sets; the simulator gives one of {size} points. Put several draws under a plate.",
         )
         how = partial(soft_abc_weights, epsilon=self.epsilon), self.estimator, self.length_scale
-        return DiscrepancyWeights(self._settings(), rng_key, problem, table, *how)
+        return DiscrepancyWeights(self, rng_key, problem, table, *how)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -122,13 +115,11 @@ class RejectionABC(SimulationEngine):
         UserWarning: If the observation lies away from the simulations (`out_of_distribution_check`), or if that
             regression would move a mean by more than 0.25 standard deviations or leave less than 0.78 of one.
     Cost: `m` simulations; `m` discrepancies an observation, compiled where JAX can trace the function, and once, to
-    see whether it
-        lies away, at most half as many again between simulations. Estimators of the MMD as in `K2ABC`.
+        see whether it lies away, 900 between simulations. Estimators of the MMD as in `K2ABC`.
     References: Pritchard et al. (1999); Bernton et al. (2019), JRSS B, for the Wasserstein distance.
     """
 
     paper = "pritchard1999population"
-    weights_by = "threshold"
     advice = "Use more simulations, or a larger `quantile` or `threshold`."
 
     num_simulations: int = field(default=10_000, kw_only=False)
@@ -148,43 +139,49 @@ class RejectionABC(SimulationEngine):
 
     def _fit(self, rng_key, problem, simulations):
         table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)
-        by_numbers = self.discrepancy is None and self.length_scale is None
+        weights_of = partial(rejection_weights, quantile=self.quantile, threshold=self.threshold)
+        if self.discrepancy is not None or self.length_scale is not None:
+            table.require_rows("a discrepancy")
+            if self.length_scale is not None or isinstance(self.discrepancy, Estimator | Loss):
+                table.require_one_length("a discrepancy between data sets")
+            how = weights_of, self.discrepancy, self.length_scale
+            return DiscrepancyWeights(self, rng_key, problem, table, *how)
         checks.require(
-            not (by_numbers and table.data_sets) or table.x.shape[2] == 1,
+            not table.data_sets or table.x.shape[2] == 1,
             f"The simulator gives data sets of shape {table.x.shape[1:]}, whose rows have no order: give a "
             "`discrepancy`, such as the MMD estimator Quadratic(kernel).",
         )
-        if by_numbers:
-            table.require_one_length("the Euclidean distance")
-        else:
-            table.require_rows("a discrepancy")
-        if isinstance(self.discrepancy, Estimator | Loss) or self.length_scale is not None:
-            table.require_one_length("a discrepancy between data sets")
-        weights_of = partial(rejection_weights, quantile=self.quantile, threshold=self.threshold)
-        how = weights_of, ScaledNumbers.of(table) if by_numbers else self.discrepancy, self.length_scale
-        return DiscrepancyWeights(self._settings(), rng_key, problem, table, *how)
+        table.require_one_length("the Euclidean distance")
+        scale = mad_or_sd(table.in_order(table.x))
+        return DistanceWeights(self, rng_key, problem, table, weights_of, np.where(scale > 0, scale, 1.0))
 
 
-class ScaledNumbers(NamedTuple):
-    """Euclidean distance of numbers, each in units of its robust standard deviation, draws along plates in the order of
-    their values.
+@frozen
+class DistanceWeights(WeightingMethod):
+    """Weights by the Euclidean distance of numbers, draws along plates in the order of their values.
 
     Attributes:
-        scale: Median absolute deviation of each number, or its standard deviation where that is 0, or 1, `(d,)`.
+        weights_of: Gives weights of distances, and a number that a person reads.
+        scale: Unit of each number: its median absolute deviation, its standard deviation where that is 0, or 1, `(d,)`.
     """
 
+    weights_of: Callable[[np.ndarray], SoftWeights | RejectionWeights]
     scale: np.ndarray
 
-    @classmethod
-    def of(cls, table: ReferenceTable) -> "ScaledNumbers":
-        """Scales of the simulations."""
-        scale = mad_or_sd(table.in_order(table.x))
-        return cls(np.where(scale > 0, scale, 1.0))
+    def weigh(self, y, distances):  # noqa: D102
+        return _with_number(self.weights_of(distances))
+
+    def apart(self, x, y):  # noqa: D102
+        x, y = self.table.in_order(x), self.table.in_order(y)
+        return np.stack([np.linalg.norm((x - one) / self.scale, axis=1) for one in y])
 
 
 @frozen
 class DiscrepancyWeights(WeightingMethod):
     """Weights by a discrepancy from the observation.
+
+    Distances are the discrepancies, but for the squared MMD minus the log of the cosine between mean embeddings, which
+    is the same for narrow and wide data sets.
 
     Attributes:
         weights_of: Gives weights of discrepancies, and a number that a person reads.
@@ -192,22 +189,11 @@ class DiscrepancyWeights(WeightingMethod):
         length_scale: Rule for that length scale; a rule that needs parameters sees the draws of all simulations.
     """
 
+    compared: ClassVar[int] = 30  # a discrepancy may be slow
+
     weights_of: Callable[[np.ndarray], SoftWeights | RejectionWeights]
-    discrepancy: Estimator | Loss | Discrepancy | ScaledNumbers | None
+    discrepancy: Estimator | Loss | Discrepancy | None
     length_scale: LengthScaleRule | None = None
-
-    @property
-    def measure(self) -> str:  # type: ignore[override]
-        """Name of the distances."""
-        by_mmd = isinstance(self.discrepancy, Estimator)
-        return "minus log of the cosine between mean embeddings" if by_mmd else "discrepancy"
-
-    @property
-    def compared(self) -> int:  # type: ignore[override]
-        """By a discrepancy, which may be slow, for half of the time that comparing all with the observation takes."""
-        if isinstance(self.discrepancy, ScaledNumbers):
-            return WeightingMethod.compared
-        return int(np.clip(np.sqrt(len(self.table) / 2), 10, MOST_COMPARED))
 
     def at(self, y):  # noqa: D102
         if self.discrepancy is not None:
@@ -216,12 +202,9 @@ class DiscrepancyWeights(WeightingMethod):
         given = self.table.draws() if rule.needs_targets else (self.table.as_data_sets(y[None])[0],)
         return replace(self, discrepancy=Quadratic(Gaussian(rule(*given))))
 
-    def weigh(self, y):  # noqa: D102
-        found = self._discrepancies(self.table.x, y[None])[0]
+    def weigh(self, y, distances):  # noqa: D102
         by_mmd = isinstance(self.discrepancy, Estimator)
-        weights, number = self.weights_of(found)
-        distances = self.apart(self.table.x, y[None])[0] if by_mmd else found
-        return Weighting(weights, distances, {self.engine.weights_by: number})
+        return _with_number(self.weights_of(self._discrepancies(self.table.x, y[None])[0] if by_mmd else distances))
 
     def apart(self, x, y):  # noqa: D102
         if isinstance(self.discrepancy, Estimator):
@@ -230,10 +213,12 @@ class DiscrepancyWeights(WeightingMethod):
 
     def _discrepancies(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Discrepancies of rows `(k, *event)` of `table.x` from such rows `(s, *event)`, `(s, k)`."""
-        discrepancy = cast(Any, self.discrepancy)
-        if isinstance(discrepancy, ScaledNumbers):
-            x, y = self.table.in_order(x), self.table.in_order(y)
-            return np.stack([np.linalg.norm((x - one) / discrepancy.scale, axis=1) for one in y])
+        discrepancy: Any = self.discrepancy
         if isinstance(discrepancy, Estimator | Loss):
             x, y = self.table.as_data_sets(x), self.table.as_data_sets(y)
         return np.stack([discrepancies_to(one, x, discrepancy, ragged=self.table.ragged) for one in y])
+
+
+def _with_number(found: SoftWeights | RejectionWeights) -> tuple[np.ndarray, dict[str, Any]]:
+    """Weights, and their width or threshold by its name."""
+    return found.weights, {found._fields[1]: found[1]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -10,24 +11,25 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.engines import rounds
-from numpyro_kme.engines.base import check_positive, observed_anew
-from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, form_of, prior_measure, statistics_of
-from numpyro_kme.engines.learnt_model import joint_values
-from numpyro_kme.engines.learnt_posterior import LearntPosterior, observation, observations
-from numpyro_kme.engines.posteriors import Trained
-from numpyro_kme.engines.reports import UNSURE, emit_warnings
+from numpyro_kme.engines.base import SimulationEngine, observed_anew, of_model
+from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, prior_measure, training
+from numpyro_kme.engines.learnt_model import Drawn, joint_values
+from numpyro_kme.engines.learnt_posterior import UNSURE, LearntPosterior, emit_warnings, observation
 from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines.simulation_engine import SimulationEngine
+from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.ragged import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
+from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.summaries.base import FEWEST, Statistics
+from numpyro_kme.likelihoods.summaries.base import FEWEST, OfStatistics, Statistics
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import SimulatedMissing
 
 FIRST = 150
@@ -64,11 +66,9 @@ class KELFI(SimulationEngine):
             draws if the first round's proposal is about as wide as the prior, or more calls along plates are observed
             than there are numbers to infer, and half of its simulations move the posterior little. It makes one
             round for `simulations` that are given, for a `store`, for other forms than the default, for fewer than 100
-            simulations, and for such plates along which parameters or covariates vary.
+            simulations, and for such plates along which parameters or covariates vary. Where statistics are learnt,
+            each round has at least 150 simulations.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
-        min_change: Stop before `num_rounds` once a round moves the posterior by less: every mean by less than this
-            many standard deviations, and every log standard deviation by less than this. When left out all rounds are
-            made.
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
             the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
@@ -85,7 +85,6 @@ class KELFI(SimulationEngine):
     form: Form | None = None
     num_rounds: int | None = None
     proposal: Proposal | None = None
-    min_change: float | None = None
     learn_prior: bool = False
     missing: SimulatedMissing | None = None
     statistics: Statistics | Mapping[str, Statistics] | None = None
@@ -94,7 +93,6 @@ class KELFI(SimulationEngine):
         super().check_settings()
         checks.whole("num_simulations", self.num_simulations, 2, " Some hundreds are usual.")
         checks.instance("form", self.form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
-        checks.instance("num_rounds", self.num_rounds, int | None, "a whole number, or None: the engine chooses")
         number = self.resolved_rounds
         checks.whole("num_rounds", number, 1)
         checks.instance("proposal", self.proposal, Proposal | None, "FromPosterior(...) or FromVariance(...)")
@@ -103,7 +101,6 @@ class KELFI(SimulationEngine):
             f"`num_rounds` must leave two of the {self.num_simulations} simulations for each round, and be 1 where "
             f"`simulations` are given (`refine` adds to those); got {self.num_rounds}.",
         )
-        check_positive(min_change=self.min_change)
         checks.require(
             not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
             "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
@@ -125,10 +122,6 @@ class KELFI(SimulationEngine):
             f"{first} simulations in the first round and missing={self.missing}.",
         )
 
-    def _how_to_check(self):
-        hint = super()._how_to_check()
-        return hint if self.trained.learnt.amortised else f"{hint} of the same engine with num_rounds=1"
-
     @property
     def plan(self):  # noqa: D102
         return replace(super().plan, missing=self.missing)
@@ -138,27 +131,46 @@ class KELFI(SimulationEngine):
         """Largest number of rounds: what was asked for, or what the engine chooses."""
         if self.num_rounds is not None:
             return self.num_rounds
-        few = rounds.ROUNDS if self.statistics is None else max(1, min(self.num_simulations // FIRST, rounds.ROUNDS))
-        return 1 if self._one_round else few
+        prior_draws = self.simulations is not None or self.store is not None
+        if prior_draws or not isinstance(self.form, ResidualKernelMeans | None) or self.num_simulations < rounds.FEWEST:
+            return 1
+        return rounds.ROUNDS if self.statistics is None else max(1, min(self.num_simulations // FIRST, rounds.ROUNDS))
 
-    @property
-    def _one_round(self) -> str:
-        """Reason for one round, as far as settings say, where the engine chooses; otherwise empty."""
-        reasons = {
-            "`simulations` are given": self.simulations is not None,
-            "a `store` is for simulations at prior draws": self.store is not None,
-            "more are for the default form": not isinstance(self.form, ResidualKernelMeans | None),
-            f"there are fewer than {rounds.FEWEST} simulations": self.num_simulations < rounds.FEWEST,
-            f"statistics are learnt from {FIRST} simulations of the first round at least": (
-                self.statistics is not None and self.num_simulations < 2 * FIRST
-            ),
-        }
-        return next((why for why, holds in reasons.items() if holds and self.num_rounds is None), "")
+    def _statistics_at(self, site: str) -> Statistics | None:
+        """Settings of the learnt statistics of one site, if it has any."""
+        return self.statistics.get(site) if isinstance(self.statistics, Mapping) else self.statistics
 
-    @property
-    def resolved_form(self) -> Form | None:
-        """The form that was given; with `missing`, that of what is recorded."""
-        return self.form if self.missing is None else Recorded(self.form or ResidualKernelMeans())
+    def form_at(self, site: str, simulator: Simulator) -> Form | None:
+        """Form of the likelihood of one site: of learnt statistics, of what is recorded, of outputs of any length, or
+        as it was given."""
+        own, form = self._statistics_at(site), self.form
+        if not simulator.ragged:
+            form = form if self.missing is None else Recorded(form or ResidualKernelMeans())
+            return form if own is None else OfStatistics(own, form or ResidualKernelMeans())
+        kernels = "form=KernelStatistics(EmpiricalMeasureRule()) for data sets, form=KernelStatistics(SignatureRule()) "
+        checks.require(
+            self.missing is None and own is None,
+            f"The outputs of site {site!r} are of any length (ragged=True): NaN behind their end is not a missing "
+            f"entry, and `statistics` are learnt from outputs of one length. Leave `missing` and `statistics` out, and "
+            f"pass {kernels}for series.",
+        )
+        kernel = form.kernel if isinstance(form, KernelStatistics) else None
+        kernel = form.data_kernel if isinstance(form, KernelMeans) else kernel
+        checks.require(
+            kernel is not None,
+            f"The outputs of site {site!r} are of any length (ragged=True), of which the form of the likelihood, "
+            f"{type(form or ResidualKernelMeans()).__name__}, makes no statistics. Pass {kernels}for series, or let "
+            "the simulator return statistics of fixed number, the length among them.",
+        )
+        if isinstance(kernel, Kernel):
+            require_any_length(kernel)
+        checks.require(
+            isinstance(form, KernelStatistics) or isinstance(kernel, WithLength),
+            f"The data kernel of site {site!r}, {type(kernel).__name__}, does not compare how long outputs are "
+            "(ragged=True): the posterior would be an average over lengths. Pass data_kernel=kernels.WithLength("
+            "kernel, 0.5).",
+        )
+        return form
 
     @property
     def citation_note(self) -> str:
@@ -169,13 +181,17 @@ class KELFI(SimulationEngine):
 
     @property
     def posterior(self) -> LearntPosterior:
-        """The posterior of the last `run`, `refine` or `condition`, an immutable value."""
+        """The posterior of the last `run` or `refine`, an immutable value."""
         return cast(LearntPosterior, self._last[1])
 
     @property
     def likelihoods(self) -> Mapping[str, FittedLikelihood]:
         """The learnt likelihood of each simulator site, for `handlers.surrogate`."""
         return self.posterior.likelihoods
+
+    def require_amortised(self) -> None:
+        """Raise an error unless every observation is served, as by one round."""
+        self.method.require_amortised()
 
     def refine(self, rng_key: jax.Array, latents: Mapping[str, Any]) -> None:
         """Simulate at further latents, learn from all simulations, and sample again.
@@ -188,94 +204,69 @@ class KELFI(SimulationEngine):
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
         checks.key(rng_key)
-        learnt, posterior = self.trained.learnt, self.posterior
+        learnt, posterior = replace(self.method, engine=self._settings()), self.posterior
+        problem = posterior.problem
         fit_key, simulate_key, sample_key = split(rng_key, 3)
-        latents = {name: np.asarray(latents[name]) for name in posterior.problem.latents if name in latents}
-        posterior.problem.require_inside_support("latents", latents)
-        again, posterior = self._again(fit_key, simulate_key, sample_key, learnt, posterior, latents)
-        found, posterior = self._finished(fit_key, again, posterior, amortised=learnt.amortised)
-        self._found = Trained(self._settings(), found), posterior
+        latents = {name: np.asarray(latents[name]) for name in problem.latents if name in latents}
+        problem.require_inside_support("latents", latents)
+        further = replace(self.plan.simulate_at(simulate_key, problem, latents), near=problem.observations)
+        learnt, drawn = learnt.joined((fit_key, sample_key), posterior.drawn, problem, further)
+        self._found = self._finished(fit_key, learnt, problem, drawn)
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
         self._check(problem)
-        repeated = self.num_rounds is None and rounds.calls_each(problem) > 1.0
-        varying = repeated and not all(site.alike for site in problem.simulators.values())
-        first, *later = rounds.sizes(self.num_simulations, 1 if varying else self.resolved_rounds)
-        simulations = self._simulate(simulate_key, problem, first)
-        simulations.warn_unless_near(observations(problem))
-        why = self._one_round or rounds.VARYING * varying
-        learnt = replace(self._fit(fit_key, problem, simulations), one_round=why)
-        posterior = learnt.posterior(sample_key, problem)
+        calls, chosen = rounds.calls_each(problem), self.num_rounds is None
+        varying = calls > 1.0 and not all(site.alike for site in problem.simulators.values())
+        first, *later = rounds.sizes(self.num_simulations, 1 if chosen and varying else self.resolved_rounds)
+        simulations = of_model(problem, self.plan.simulate(simulate_key, problem, first))
+        simulations.warn_unless_near(problem.observations)
+        learnt = self._fit(fit_key, problem, simulations)
+        drawn, proposal = learnt.draw(sample_key, problem), self.proposal or FromPosterior()
         for number, size in enumerate(later, 1):
             choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
-            draws = self._draws_to_propose(child(draw_key, 0), learnt, posterior)
-            narrow = not repeated and rounds.is_narrow(draws, simulations.latents)
-            if self.num_rounds is None and number == 1 and not narrow:
-                half = learnt.with_half(fit_key, problem)
-                if not half.moved_by_half(problem, posterior.drawn) > UNSURE:
-                    simulations = simulations.joined(self._simulate(run_key, problem, sum(later)))
-                    why = rounds.why_prior(first, repeated)
-                    learnt = replace(self._fit(fit_key, problem, simulations), one_round=why)
-                    posterior = learnt.posterior(sample_key, problem)
-                    break
-            first_key, prior_key = split(choose_key)
-            prior, proposal = problem.draw(prior_key, size).latents, self.proposal or FromPosterior()
-            latents = proposal.choose(first_key, draws, prior, posterior.surrogate_variance, size)
-            learnt, posterior = self._again(fit_key, run_key, draw_key, learnt, posterior, latents)
-            if self.min_change is not None and learnt.history[-1][1] < self.min_change:
+            # slopes are learnt from parameters that differ by as much as one of several calls tells
+            power = proposal.power / calls
+            draws = drawn.latents if power == 1.0 else learnt.draw(child(draw_key, 0), problem, power).latents
+            wide = chosen and number == 1 and (calls > 1.0 or not rounds.is_narrow(draws, simulations.latents))
+            if wide and not learnt.with_half(fit_key, problem).moved_by_half(problem, drawn) > UNSURE:
+                further = self.plan.simulate(run_key, problem, sum(later))
+                learnt, drawn = learnt.joined((fit_key, draw_key), drawn, problem, further)
                 break
-        return self._finished(fit_key, learnt, posterior, amortised=not learnt.simulations.proposed)
+            variance = partial(_variance, learnt, problem, drawn)
+            latents = proposal.choose(choose_key, draws, variance, size)
+            further = replace(self.plan.simulate_at(run_key, problem, latents), near=problem.observations)
+            learnt, drawn = learnt.joined((fit_key, draw_key), drawn, problem, further)
+        learnt = replace(learnt, amortised=not learnt.simulations.proposed)
+        return self._finished(fit_key, learnt, problem, drawn)
+
+    def _finished(self, fit_key, learnt: LearntLikelihoods, problem: Problem, drawn: Drawn):
+        """Learn from half of the simulations, report how far that moves the posterior, and warn."""
+        learnt = learnt.with_half(fit_key, problem)
+        if not learnt.amortised:
+            near = {site: replace(f, near=observation(problem, site)) for site, f in learnt.likelihoods.items()}
+            learnt = replace(learnt, likelihoods=near)
+        posterior = learnt.reported(problem, drawn)
+        emit_warnings(posterior)
+        return learnt, posterior
 
     def _fit(self, rng_key, problem, simulations):
-        learnt = LearntLikelihoods(self._settings(), problem, simulations, {}, {}, ((len(simulations), np.inf),))
         likelihoods, measures = {}, {}
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
             for site in problem.observations:
-                theta, x, form, seen = learnt.training(rng_key, problem, site)
+                theta, x, form, seen = training(self, rng_key, problem, site, simulations)
                 coordinates = Coordinates.from_simulations(rng_key, problem, site, simulations).covering(theta)
                 measures[site] = prior_measure(rng_key, problem, site, coordinates)
                 how = {"coordinates": coordinates, "measure": measures[site], **seen}
                 likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
-        return replace(learnt, likelihoods=likelihoods, measures=measures)
+        return LearntLikelihoods(self, problem, simulations, likelihoods, measures, ((len(simulations), np.inf),))
 
-    def _draws_to_propose(self, rng_key, learnt: LearntLikelihoods, posterior: LearntPosterior):
-        """Draws from the posterior, with the likelihood to the power of the proposal.
-
-        Where there are more calls than numbers to infer, those of one number count as one: a slope is learnt from
-        parameters that differ by as much as one call tells.
-        """
-        power = (self.proposal or FromPosterior()).power / rounds.calls_each(posterior.problem)
-        if power == 1.0:
-            return posterior.drawn.latents
-        return learnt.draw(rng_key, posterior.problem, posterior.measures, power).latents
-
-    def _again(self, fit_key, simulate_key, sample_key, learnt: LearntLikelihoods, posterior: LearntPosterior, latents):
-        """Simulate at further latents, learn from all simulations, and sample again."""
-        problem = posterior.problem
-        further = replace(self.plan.simulate_at(simulate_key, problem, latents), near=observations(problem))
-        found = self._fit(fit_key, problem, learnt.simulations.joined(further))
-        after = found.posterior(sample_key, problem)
-        moved = rounds.moved(posterior.drawn.latents, after.drawn.latents)
-        return replace(found, history=(*learnt.history, (len(further), moved))), after
-
-    def _finished(self, fit_key, learnt: LearntLikelihoods, posterior: LearntPosterior, amortised: bool):
-        """Learn from half of the simulations, report how far that moves the posterior, and warn."""
-        problem = posterior.problem
-        learnt = replace(learnt.with_half(fit_key, problem), amortised=amortised)
-        if not amortised:
-            near = {site: replace(f, near=observation(problem, site)) for site, f in learnt.likelihoods.items()}
-            learnt = replace(learnt, likelihoods=near)
-        posterior = learnt.with_diagnostics(problem, posterior.measures, posterior.drawn)
-        emit_warnings(posterior)
-        return learnt, posterior
-
-    def _condition(self, rng_key, args, kwargs, learnt):
-        learnt.require_amortised()
-        problem = self._as_recorded(observed_anew(learnt.problem, args, kwargs))
+    def _condition(self, rng_key, args, kwargs, method):
+        method.require_amortised()
+        problem = self._as_recorded(observed_anew(method.problem, args, kwargs))
         self._check(problem)
-        posterior = learnt.posterior(rng_key, problem)
+        posterior = method.posterior(rng_key, problem)
         emit_warnings(posterior)
         return posterior
 
@@ -294,7 +285,7 @@ class KELFI(SimulationEngine):
             f"{sorted(problem.observations)}.",
         )
         for site in problem.observations:
-            own, found = statistics_of(self, site), problem.simulators[site]
+            own, found = self._statistics_at(site), problem.simulators[site]
             found.check_observed(site)
             plates = found.simulator.batch_shape
             checks.require(
@@ -307,7 +298,7 @@ class KELFI(SimulationEngine):
             )
             if found.mask.size > 1:
                 found.require_no_gaps(site, "one likelihood for all draws along plates")
-            form_of(self, site, found.simulator)
+            self.form_at(site, found.simulator)
             gaps = found.missing and not isinstance(own, SelectedStatistics)
             checks.require(
                 own is None or not (found.censored or gaps),
@@ -318,3 +309,7 @@ class KELFI(SimulationEngine):
             )
         if problem.discrete:
             joint_values(problem)  # which refuses too many before anything is simulated
+
+
+def _variance(learnt: LearntLikelihoods, problem: Problem, drawn: Drawn, latents: Mapping[str, np.ndarray]):
+    return learnt.reported(problem, drawn).surrogate_variance(latents)

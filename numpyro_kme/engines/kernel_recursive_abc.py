@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from numpyro_kme._core import checks, progress
@@ -12,10 +11,9 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.recursive import recursive_abc_step
-from numpyro_kme.engines.base import check_positive
+from numpyro_kme.engines.base import SimulationEngine, check_kernel, check_positive, of_model
 from numpyro_kme.engines.posterior import Posterior, missing_entries
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.simulation_engine import SimulationEngine, check_kernel, of_model
 from numpyro_kme.engines.weighted_posterior import vector_maps
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic
@@ -34,8 +32,8 @@ class KernelRecursiveABC(SimulationEngine):
     $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$, and herds `m` new points from it, which are the prior of the next. The
     `t`-th posterior is proportional to $p(\theta) \ell(\theta)^t$ and closes in on the maximum of the likelihood, as
     far as the kernel on data resolves it. The prior says where to begin. What comes out is no posterior: the
-    standard deviations of the points say how far the iterations have come. Without a model it is
-    `kernel_recursive_abc`.
+    standard deviations of the points say how far the iterations have come. Without a model an iteration is
+    `abc.recursive_abc_step`.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site. Where its arguments do not determine all latents, as
@@ -61,7 +59,6 @@ class KernelRecursiveABC(SimulationEngine):
     """
 
     paper = "kajihara2018kernel"
-    conditions_in_threads = False
 
     num_simulations: int = field(default=200, kw_only=False)
     num_samples: int = 200
@@ -84,35 +81,42 @@ class KernelRecursiveABC(SimulationEngine):
         problem = Problem.read(self.model, *args, **kwargs)
         self._check(problem)
         problem.require_continuous("KernelRecursiveABC, which herds points,")
-        return None, self._fit(fit_key, problem, self._simulate(simulate_key, problem))
-
-    def _condition(self, rng_key, args, kwargs, learnt):
-        return replace(self, store=None)._infer(rng_key, args, kwargs)[1]
-
-    def _simulate(self, rng_key, problem, number=None):
-        """Simulate the first iteration, or take it."""
         if self.simulations is not None:
-            return of_model(problem, self.simulations)
-        draw_key, simulate_key = split(rng_key)
-        return self._iteration(simulate_key, problem, problem.draw(draw_key, self.num_simulations).latents, 1)
+            return None, self._fit(fit_key, problem, of_model(problem, self.simulations))
+        draw_key, first_key = split(simulate_key)
+        first = self._iteration(first_key, problem, problem.draw(draw_key, self.num_simulations).latents, 1)
+        return None, self._fit(fit_key, problem, first)
+
+    def _condition(self, rng_key, args, kwargs, method):
+        return replace(self, store=None)._infer(rng_key, args, kwargs)[1]
 
     def _fit(self, rng_key, problem, simulations):
         """Iterate from the simulations of the first iteration; the points that come out, as a posterior."""
         coordinates_key, *keys = split(rng_key, self.num_iterations + 1)
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         to_vectors, latents_at = vector_maps(problem, coordinates)
-        centre, scale = np.zeros(1), np.ones(1)
+        centre = scale = None
         path, deviations, made = [], [], [simulations]
         for number, key in enumerate(progress.progress(keys, "iterations", self.progress_bar), 1):
             simulate_key, herd_key = split(key)
             table = ReferenceTable.read(coordinates, problem, made[-1])
             z = to_vectors(table.z, table.simulations.latents)
-            if number == 1 and not coordinates.one_to_one:
+            if centre is None:
                 centre, scale = z.mean(axis=0), np.maximum(z.std(axis=0), 1e-8)
-            table = replace(table, z=(z - centre) / scale)
+            rule = self.length_scale
+            if rule is None and self.kernel is None:  # points that have come close may agree in a count
+                rule = MedianHeuristic(per_dimension=not table.data_sets, ties=False)
             last = number == self.num_iterations
-            z = self._step(herd_key, table, problem, self.num_samples if last else self.num_simulations)
-            z = centre + scale * z
+            z = centre + scale * recursive_abc_step(
+                herd_key,
+                table.kernels(self.kernel, rule)[0],
+                (z - centre) / scale,
+                table.x,
+                table.point(problem.observations[problem.site()]),
+                self.num_samples if last else self.num_simulations,
+                regularisation=self.regularisation,
+                tolerance=self.tolerance,
+            )
             latents = latents_at(z)
             path.append(z[0])
             deviations.append(z.std(axis=0))
@@ -148,16 +152,6 @@ class KernelRecursiveABC(SimulationEngine):
             )
             store = folder / f"iteration {number}"
         return replace(self.plan, progress_bar=False).simulate_at(rng_key, problem, latents, store)
-
-    def _step(self, rng_key: jax.Array, table: ReferenceTable, problem: Problem, number: int) -> np.ndarray:
-        """New points `(number, D)` in coordinates; points that have come close may agree in a count."""
-        rule = self.length_scale
-        if rule is None and self.kernel is None:
-            rule = MedianHeuristic(per_dimension=not table.data_sets, ties=False)
-        kernel, y = table.kernels(self.kernel, rule)[0], table.point(problem.observations[problem.site()])
-        return recursive_abc_step(
-            rng_key, kernel, table.z, table.x, y, number, regularisation=self.regularisation, tolerance=self.tolerance
-        )
 
 
 @shown

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -12,33 +12,23 @@ from numpyro_kme._core import checks, progress, solves
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.repeats import Repeats
-from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points
+from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
+from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
 from numpyro_kme.engines import rounds
-from numpyro_kme.engines.learnt_model import Drawn, LearntModel, in_coordinates, in_model
-from numpyro_kme.engines.learnt_posterior import LearntPosterior, beyond_by_call, determined, learnt_prior, observation
+from numpyro_kme.engines.learnt_model import PARTICLES, Drawn, LearntModel, in_coordinates, in_model
+from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, observation, plain
 from numpyro_kme.engines.posterior import groups, with_present_data
-from numpyro_kme.engines.reports import describe
-from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.ragged import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
-from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
-from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
-from numpyro_kme.likelihoods.summaries.base import OfStatistics, Statistics, StatisticsSurrogate
+from numpyro_kme.likelihoods.summaries.base import StatisticsSurrogate
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.samplers.importance import effective_size, systematic
 from numpyro_kme.simulations import Simulations
-
-PRIOR_DRAWS = 4000
-"""Prior draws that stand in for a distribution of coordinates that is not known."""
-
-FEWEST = 10
-"""With a smaller effective number of draws two posteriors have too little in common to say how far they are apart."""
 
 HALVED = 40
 """Of fewer simulations a half teaches too little to be compared with."""
@@ -55,9 +45,8 @@ class LearntLikelihoods(Recomputed):
         likelihoods: The learnt likelihood of each simulator site.
         measures: The prior of each simulator's coordinates.
         history: For each round, how many simulations it made and how far it moved the posterior.
-        one_round: Reason for one round, where the engine chose it; otherwise empty.
         half: Likelihoods learnt from half of the simulations, for sites where there are enough.
-        amortised: They serve every observation: no round simulated where the posterior of one is.
+        amortised: Whether they serve every observation: no round simulated where the posterior of one is.
     """
 
     engine: Any = field(repr=False)
@@ -66,42 +55,49 @@ class LearntLikelihoods(Recomputed):
     likelihoods: Mapping[str, FittedLikelihood]
     measures: Mapping[str, Measure]
     history: tuple[tuple[int, float], ...] = ()
-    one_round: str = ""
     half: Mapping[str, FittedLikelihood] = field(default_factory=dict)
     amortised: bool = True
 
-    def with_half(self, rng_key: jax.Array, problem: Problem) -> "LearntLikelihoods":
+    def joined(self, keys: tuple, drawn: Drawn, problem: Problem, further: Simulations) -> tuple[Self, Drawn]:
+        """Learn from further simulations too, and draw again, by the keys for learning and drawing."""
+        learnt = self.engine._fit(keys[0], problem, self.simulations.joined(further))
+        after = learnt.draw(keys[1], problem)
+        moved = rounds.moved(drawn.latents, after.latents)
+        return replace(learnt, history=(*self.history, (len(further), moved)), amortised=self.amortised), after
+
+    def with_half(self, rng_key: jax.Array, problem: Problem) -> Self:
         """Learn from half of the simulations, too."""
         half = {}
         with progress.phase("learning again from half of the simulations", self.engine.progress_bar):
             for site, fitted in self.likelihoods.items():
-                theta, x, _, seen = self.training(rng_key, problem, site)
+                theta, x, _, seen = training(self.engine, rng_key, problem, site, self.simulations)
                 how = {"coordinates": fitted.coordinates, "measure": self.measures[site], **seen}
                 half[site] = _of_half(fitted, theta, x, how)
         return replace(self, half={site: found for site, found in half.items() if found is not None})
 
     def posterior(self, rng_key: jax.Array, problem: Problem) -> LearntPosterior:
         """The posterior of the observation of a model."""
+        return self.reported(problem, self.draw(rng_key, problem))
+
+    def draw(self, rng_key: jax.Array, problem: Problem, power: float = 1.0) -> Drawn:
+        """Draws from the posterior with the likelihood to this power."""
         measures = dict(self.measures)
         for site, fitted in self.likelihoods.items():
             fitted.coordinates.require_simulated(problem.simulators[site].simulator.arguments)
             if self.engine.learn_prior:
-                measures[site] = learnt_prior(fitted, problem, site)
+                measures[site] = _learnt_prior(fitted, problem, site)
         with progress.phase("sampling the posterior", self.engine.progress_bar):
-            drawn = self.draw(rng_key, problem, measures)
-        return self.with_diagnostics(problem, measures, drawn)
+            site, fitted = next(iter(self.likelihoods.items()))
+            if not _determined(problem, fitted):
+                found = in_model(rng_key, LearntModel(problem, self.likelihoods), self.engine.num_samples, power)
+            else:
+                y = observation(problem, site)
+                seen = fitted.marginal(~np.isnan(y))
+                found = in_coordinates(rng_key, site, seen, y, measures[site], self.engine.num_samples, power)
+        return found._replace(measures=measures)
 
-    def draw(self, rng_key: jax.Array, problem: Problem, measures: Mapping[str, Measure], power: float = 1.0) -> Drawn:
-        """Draws from the posterior with the likelihood to this power."""
-        site, fitted = next(iter(self.likelihoods.items()))
-        if not determined(problem, fitted):
-            return in_model(rng_key, LearntModel(problem, self.likelihoods), self.engine.num_samples, power)
-        y = observation(problem, site)
-        seen = fitted.marginal(~np.isnan(y))
-        return in_coordinates(rng_key, site, seen, y, measures[site], self.engine.num_samples, power)
-
-    def with_diagnostics(self, problem: Problem, measures: Mapping[str, Measure], drawn: Drawn) -> LearntPosterior:
-        """The draws with what is reported of them."""
+    def reported(self, problem: Problem, drawn: Drawn) -> LearntPosterior:
+        """The draws as a posterior, with what is reported of them."""
         further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         posterior = LearntPosterior(
             engine=type(self.engine).__name__,
@@ -111,17 +107,17 @@ class LearntLikelihoods(Recomputed):
             problem=problem,
             simulations=self.simulations,
             likelihoods=self.likelihoods,
-            measures=measures,
             learn_prior=self.engine.learn_prior,
             drawn=drawn,
             extrapolated={
-                site: float(np.max(beyond_by_call(problem, fitted, site, drawn.coordinates[site])))
+                site: fitted.beyond_at(
+                    problem.observations[site], drawn.coordinates[site], problem.simulators[site].mask
+                ).mean(axis=0)
                 for site, fitted in self.likelihoods.items()
             },
             moved_by_half=self.moved_by_half(problem, drawn),
         )
-        made = f"one: {self.one_round}" if self.one_round else rounds.described(self.history, self.engine.min_change)
-        return replace(posterior, info=describe(posterior, made))
+        return replace(posterior, info=describe(posterior, rounds.described(self.history)))
 
     def moved_by_half(self, problem: Problem, drawn: Drawn) -> float:
         r"""Distance that the posterior moves when the draws are weighted to the likelihoods of half of the simulations,
@@ -132,14 +128,14 @@ class LearntLikelihoods(Recomputed):
 
         Returns:
             The largest change of a mean, in standard deviations, or of a log standard deviation; infinite where fewer
-            than `FEWEST` draws have weight, NaN where there is nothing to compare with.
+            than `LEAST_EFFECTIVE_SIZE` draws have weight, NaN where there is nothing to compare with.
         """
         if not self.half:
             return np.nan
         with solves.one_blas_thread, checks.collected_warnings():
-            other = LearntModel(problem, {**self.likelihoods, **self.half}).log_likelihood(drawn.coordinates, True)
+            other = LearntModel(problem, {**self.likelihoods, **self.half}).log_likelihood(drawn.coordinates)
         weights = special.softmax(np.broadcast_to(other - drawn.log_likelihood, drawn.log_posterior.shape))
-        if effective_size(weights) < FEWEST:
+        if effective_size(weights) < LEAST_EFFECTIVE_SIZE:
             return np.inf
         rows = systematic(np.random.default_rng(0), weights, len(weights))
         return rounds.moved(drawn.latents, {name: value[rows] for name, value in drawn.latents.items()})
@@ -154,29 +150,45 @@ class LearntLikelihoods(Recomputed):
             "is.",
         )
 
-    def training(
-        self, rng_key: jax.Array, problem: Problem, site: str
-    ) -> tuple[np.ndarray, np.ndarray, Form | None, dict[str, Any]]:
-        """Arguments and outputs of the calls that the likelihood of a site is learnt from, its form, and what was
-        observed, with names: along plates there are many observations."""
-        found = problem.simulators[site]
-        form = form_of(self.engine, site, found.simulator)
-        most = (ResidualKernelMeans if form is None else form).most_calls
-        theta, x = training_table(rng_key, self.simulations, problem, site, most)
-        whole = found.simulator.ragged or not (found.weighted or found.missing)
-        seen = None
-        if found.mask.size == 1 and whole:
-            seen = np.reshape(problem.observations[site], found.simulator.event_shape)
-        return theta, x, form, {"y": seen, "names": found.simulator.labels}
+
+def training(
+    engine: Any, rng_key: jax.Array, problem: Problem, site: str, simulations: Simulations
+) -> tuple[np.ndarray, np.ndarray, Form | None, dict[str, Any]]:
+    """Arguments and outputs of the calls that the likelihood of a site is learnt from, its form, and what was observed,
+    with names: along plates there are many observations."""
+    found = problem.simulators[site]
+    form = engine.form_at(site, found.simulator)
+    most = (ResidualKernelMeans if form is None else form).most_calls
+    theta, x = training_table(rng_key, simulations, problem, site, most)
+    whole = found.simulator.ragged or not (found.weighted or found.missing)
+    seen = None
+    if found.mask.size == 1 and whole:
+        seen = np.reshape(problem.observations[site], found.simulator.event_shape)
+    return theta, x, form, {"y": seen, "names": found.simulator.labels}
+
+
+def _determined(problem: Problem, fitted: FittedLikelihood) -> bool:
+    """True if the posterior is one in the coordinates of one simulator, which determine all latents."""
+    return plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
+
+
+def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str) -> Measure:
+    """The prior in the coordinates, with the mean and standard deviation that the observation makes most likely."""
+    checks.require(
+        _determined(problem, fitted) and len(fitted.coordinates.mixture[0]) == 1,
+        "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
+        f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
+    )
+    return learn_normal(fitted.at(observation(problem, site)), standard_normal(fitted.coordinates.dim))
 
 
 def prior_measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
     """Distribution of the coordinates under the prior."""
     if coordinates.exact:
         return NormalMixture(*coordinates.mixture)
-    drawn = problem.draw(rng_key, PRIOR_DRAWS).arguments[site]
+    drawn = problem.draw(rng_key, PARTICLES).arguments[site]  # which stand in for what is not known
     arguments = drawn.reshape(-1, drawn.shape[-1])
-    chosen = some_calls(rng_key, PRIOR_DRAWS, len(arguments) // PRIOR_DRAWS, PRIOR_DRAWS)
+    chosen = some_calls(rng_key, PARTICLES, len(arguments) // PARTICLES, PARTICLES)
     return Points(coordinates.table(arguments[chosen]))
 
 
@@ -199,42 +211,6 @@ def _of_half(
     if isinstance(whole, StatisticsSurrogate):
         return replace(fitted, surrogate=replace(whole, inner=half.surrogate), simulated=half.simulated)
     return half
-
-
-def statistics_of(engine: Any, site: str) -> Statistics | None:
-    """Settings of the learnt statistics of one site, if it has any."""
-    return engine.statistics.get(site) if isinstance(engine.statistics, Mapping) else engine.statistics
-
-
-def form_of(engine: Any, site: str, simulator: Simulator) -> Form | None:
-    """Form of the likelihood of one site: of learnt statistics, of outputs of any length, or as it was given."""
-    own, form = statistics_of(engine, site), engine.resolved_form
-    if not simulator.ragged:
-        return form if own is None else OfStatistics(own, form or ResidualKernelMeans())
-    kernels = "form=KernelStatistics(EmpiricalMeasureRule()) for data sets, form=KernelStatistics(SignatureRule()) for "
-    checks.require(
-        engine.missing is None and own is None,
-        f"The outputs of site {site!r} are of any length (ragged=True): NaN behind their end is not a missing entry, "
-        "and `statistics` are learnt from outputs of one length. Leave `missing` and `statistics` out, and pass "
-        f"{kernels}series.",
-    )
-    kernel = form.kernel if isinstance(form, KernelStatistics) else None
-    kernel = form.data_kernel if isinstance(form, KernelMeans) else kernel
-    checks.require(
-        kernel is not None,
-        f"The outputs of site {site!r} are of any length (ragged=True), of which the form of the likelihood, "
-        f"{type(form or ResidualKernelMeans()).__name__}, makes no statistics. Pass {kernels}series, or let the "
-        "simulator return statistics of fixed number, the length among them.",
-    )
-    if isinstance(kernel, Kernel):
-        require_any_length(kernel)
-    checks.require(
-        isinstance(form, KernelStatistics) or isinstance(kernel, WithLength),
-        f"The data kernel of site {site!r}, {type(kernel).__name__}, does not compare how long outputs are "
-        "(ragged=True): the posterior would be an average over lengths. Pass data_kernel=kernels.WithLength(kernel, "
-        "0.5).",
-    )
-    return form
 
 
 def training_table(

@@ -33,8 +33,6 @@ STARTS = 2
 is larger by 6 % for a quarter more evaluations."""
 MOST_VALUES = 100
 """Joint values of discrete latents that are summed over."""
-PILOT = 1000
-"""Particles of each round that adapts the density from which tempering starts."""
 
 
 @saveable
@@ -48,6 +46,7 @@ class Drawn(NamedTuple):
         log_likelihood: Log of the learnt likelihoods, `(n,)`.
         log_evidence: Log of the integral of that density.
         info: How sampling went.
+        measures: The prior of each simulator's coordinates, or the learnt one.
     """
 
     latents: Mapping[str, np.ndarray]
@@ -56,16 +55,12 @@ class Drawn(NamedTuple):
     log_likelihood: np.ndarray
     log_evidence: float
     info: Mapping[str, Any]
+    measures: Mapping[str, Measure] = {}
 
 
-class Evaluated(NamedTuple):
-    """A model with learnt likelihoods at `n` points: the latents, the coordinates of simulators' arguments, the log
-    densities, and the part of them that was learnt."""
-
-    latents: Mapping[str, np.ndarray]
-    coordinates: Mapping[str, np.ndarray]
-    terms: Terms
-    learnt: np.ndarray
+Evaluated = tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray], Terms, np.ndarray]
+"""A model with learnt likelihoods at `n` points: the latents, the coordinates of simulators' arguments, the log
+densities, and the part of them that was learnt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,18 +86,24 @@ class LearntModel(Recomputed):
             return np.zeros((len(next(iter(latents.values()))), 0))
         return np.asarray(Program(jax.vmap(self.rest.flatten))({k: jnp.asarray(v) for k, v in latents.items()}))
 
-    def evaluate(self, u: np.ndarray, brief: bool = False, given: Mapping[str, Any] | None = None) -> "Evaluated":
-        """Everything at vectors `(n, D)` and values `{site: (n, *shape)}` of discrete latents; `brief` as in
-        `LikelihoodAt.brief`."""
-        latents, terms, arguments = to_host(self._rest(u, dict(given or {})))
+    def evaluate(self, u: np.ndarray, given: Mapping[str, Any]) -> Evaluated:
+        """Everything at vectors `(n, D)` and values `{site: (n, *shape)}` of discrete latents."""
+        latents, terms, arguments = to_host(self._rest(u, dict(given)))
         z = {name: fitted.coordinates.at(arguments[name]) for name, fitted in self.likelihoods.items()}
-        learnt = np.broadcast_to(self.log_likelihood(z, brief), terms.log_prior.shape)
-        return Evaluated(latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt), learnt)
+        learnt = np.broadcast_to(self.log_likelihood(z), terms.log_prior.shape)
+        return latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt), learnt
 
-    def log_likelihood(self, z: Mapping[str, np.ndarray], brief: bool = False) -> np.ndarray:
+    def log_likelihood(self, z: Mapping[str, np.ndarray]) -> np.ndarray:
         """Log likelihood of all calls that count, each to the power of its scale, `(n,)`, at coordinates
         `{site: (n, *groups, D)}`; one zero if none does."""
-        return np.asarray(sum(self._log_likelihood(name, z[name], brief) for name in self._prepared))
+        total = np.zeros(1)
+        for name, prepared in self._prepared.items():
+            site = self.problem.simulators[name]
+            found = np.where(site.mask, prepared.log_densities(z[name]), 0.0)
+            events = range(1 + len(site.fn.batch_shape), found.ndim)  # a plate may have been made part of the event
+            scaled = site.scale * np.sum(found, axis=tuple(events))
+            total = total + np.sum(scaled.reshape(len(found), -1), axis=1)
+        return total
 
     def pointwise(self, latents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Log likelihood of each call that counts at latents `{site: (n, *shape)}`, `{site: (n, *batch)}`, or `(n,
@@ -114,12 +115,6 @@ class LearntModel(Recomputed):
             found[name] = site.counted(values, lead=1)
         return found
 
-    def _log_likelihood(self, name, z, brief):
-        site, prepared = self.problem.simulators[name], (self._brief if brief else self._prepared)[name]
-        found = np.where(site.mask, prepared.log_densities(z), 0.0)
-        events = range(1 + len(site.fn.batch_shape), found.ndim)  # a plate may have been made part of the event
-        return np.sum((site.scale * np.sum(found, axis=tuple(events))).reshape(len(z), -1), axis=1)
-
     @cached_property
     def _rest(self) -> Program:
         return Program(jax.vmap(self.rest.evaluate), thorough=True)
@@ -129,13 +124,9 @@ class LearntModel(Recomputed):
         seen, sites = self.problem.observations, self.problem.simulators
         counted = {name: fitted for name, fitted in self.likelihoods.items() if sites[name].mask.any()}
         return {
-            name: prepare(f, np.asarray(seen[name]), sites[name].mask, sites[name].simulator.bounds)
+            name: prepare(f, np.asarray(seen[name]), sites[name].mask, sites[name].simulator.bounds).brief()
             for name, f in counted.items()
         }
-
-    @cached_property
-    def _brief(self) -> dict[str, PreparedLikelihood]:
-        return {name: prepared.brief() for name, prepared in self._prepared.items()}
 
 
 @numpy_function
@@ -153,65 +144,52 @@ def in_coordinates(
     fit_key, start_key, temper_key, pick_key = split(rng_key, 4)
     likelihood = prepare(fitted, y).brief()
     with solves.one_blas_thread:
-        proposal = adapted_proposal(fit_key, lambda z: power * likelihood.log_densities(z), measure, PILOT)
+        proposal = adapted_proposal(fit_key, lambda z: power * likelihood.log_densities(z), measure, PARTICLES // MOVES)
         between = Mixed.defensive(measure, proposal)
 
         def log_densities(z):
             log_start = between.log_densities(z)
             return log_start, measure.log_densities(z) + power * likelihood.log_densities(z) - log_start
 
-        chains = num_particles(num_samples) // MOVES
+        chains = max(num_samples, PARTICLES // MOVES)
         found = temper(temper_key, log_densities, between.sample(start_key, STARTS * chains), chains)
-        rows = some_rows(pick_key, found, num_samples)
-    z = found.particles[rows]
-    total = found.log_density[rows]
+        rows = numpy_rng(pick_key).permutation(len(found.particles))[:num_samples]
+    z, total = found.particles[rows], found.log_density[rows]
     learnt = (total - measure.log_densities(z)) / power
     return as_drawn(fitted.coordinates.latents_table(z), {site: z}, total, learnt, found)
 
 
-def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> Drawn:
-    """Draw the latents of a model whose every site has a density, with all likelihoods to a power."""
-    start_key, temper_key, pick_key = split(rng_key, 3)
-    prior = model.problem.draw(start_key, num_particles(num_samples)).latents
-    return from_prior(temper_key, pick_key, model, prior, num_samples, power)
-
-
 @numpy_function
-def from_prior(
-    temper_key: jax.Array,
-    pick_key: jax.Array,
-    model: LearntModel,
-    prior: Mapping[str, np.ndarray],
-    num_samples: int,
-    power: float,
-) -> Drawn:
-    r"""Draw all latents, from prior draws.
+def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> Drawn:
+    r"""Draw the latents of a model whose every site has a density, with all likelihoods to a power.
 
     Those that are not discrete, unconstrained `u`, are drawn from `sum_k p(k) p(u | k) q(y | u, k)` over the joint
     values `k` of the discrete ones, if any, and `k` given them.
     """
+    start_key, temper_key, pick_key = split(rng_key, 3)
+    prior = model.problem.draw(start_key, max(MOVES * num_samples, PARTICLES)).latents
     values = joint_values(model.problem)
     rows = [dict(zip(values, row)) for row in zip(*values.values(), strict=True)] or [{}]
     start, found, particles = model.flatten(prior), None, np.zeros((num_samples, 0))
 
-    def at_each(u, brief):
+    def at_each(u):
         """The model at each joint value, with log priors and log likelihoods, `(n, k)` each."""
         given = [{name: np.broadcast_to(v, (len(u), *np.shape(v))) for name, v in row.items()} for row in rows]
-        evaluated = [model.evaluate(u, brief, one) for one in given]
-        terms = [one.terms for one in evaluated]
+        evaluated = [model.evaluate(u, one) for one in given]
+        terms = [terms for _, _, terms, _ in evaluated]
         log_prior = np.stack([t.log_prior + t.log_jacobian for t in terms], axis=1)
         return evaluated, log_prior, power * np.stack([t.log_likelihood for t in terms], axis=1)
 
     def log_densities(u):
-        _, log_prior, log_likelihood = at_each(u, brief=True)
+        _, log_prior, log_likelihood = at_each(u)
         marginal = special.logsumexp(log_prior, axis=1)
         return marginal, special.logsumexp(log_prior + log_likelihood, axis=1) - marginal
 
     with solves.one_blas_thread:
         if start.shape[1]:
             found = temper(temper_key, log_densities, start)
-            particles = found.particles[some_rows(pick_key, found, num_samples)]
-        evaluated, log_prior, log_likelihood = at_each(particles, brief=False)
+            particles = found.particles[numpy_rng(pick_key).permutation(len(found.particles))[:num_samples]]
+        evaluated, log_prior, log_likelihood = at_each(particles)
     total = log_prior + log_likelihood
     chosen = np.argmax(total + numpy_rng(pick_key).gumbel(size=total.shape), axis=1)
     own = np.arange(len(chosen))
@@ -270,16 +248,6 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
     starts = target.flatten_rows({name: value[best] for name, value in latents.items()})
     found = [scipy.optimize.minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
-
-
-def num_particles(num_samples: int) -> int:
-    """Number of prior draws from which this many draws are found."""
-    return max(MOVES * num_samples, PARTICLES)
-
-
-def some_rows(rng_key: jax.Array, found: Tempered, number: int) -> np.ndarray:
-    """Numbers of some of the particles, in random order."""
-    return numpy_rng(rng_key).permutation(len(found.particles))[:number]
 
 
 def as_drawn(latents, coordinates, log_posterior, log_likelihood, found: Tempered) -> Drawn:

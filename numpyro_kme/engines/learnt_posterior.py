@@ -1,6 +1,7 @@
 """The posterior under a learnt likelihood: densities, the mode, predictions, informative statistics, super-samples."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -13,17 +14,20 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.measures import Measure, standard_normal
+from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.engines import learnt_model
-from numpyro_kme.engines.posterior import Posterior, problem_of
+from numpyro_kme.engines.posterior import Posterior, missing_entries, problem_of
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.extrapolation import extrapolation_message
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
-from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations
+
+UNSURE = 0.5
+"""A posterior that half of the simulations move by more standard deviations is warned of."""
 
 
 @shown
@@ -34,10 +38,10 @@ class LearntPosterior(Posterior):
 
     Attributes:
         likelihoods: The learnt likelihood of each simulator site, for `handlers.surrogate`.
-        measures: The prior of each simulator's coordinates; under `learn_prior` the learnt one.
         learn_prior: Whether the prior was learnt too.
         drawn: The draws, as they were sampled.
-        extrapolated: Which fraction of them lies beyond the simulated parameters of each site.
+        extrapolated: Fraction of them beyond the simulated parameters of each site, for each of its calls with
+            parameters of their own, `{site: (*groups)}`.
         moved_by_half: How far, in standard deviations, half of the simulations move a posterior of the default form:
             about what it may be off by, since so few were made; NaN for other forms.
     """
@@ -45,10 +49,9 @@ class LearntPosterior(Posterior):
     problem: Problem
     simulations: Simulations
     likelihoods: Mapping[str, FittedLikelihood]
-    measures: Mapping[str, Measure]
     learn_prior: bool
     drawn: learnt_model.Drawn
-    extrapolated: Mapping[str, float]
+    extrapolated: Mapping[str, np.ndarray]
     moved_by_half: float = np.nan
 
     def _with(self, problem: Problem) -> Self:
@@ -63,19 +66,17 @@ class LearntPosterior(Posterior):
         Raises:
             ValueError: If other likelihoods, plates or simulator sites stand beside it, or it is masked or scaled.
         """
+        problem = problem_of(self)
         checks.require(
-            plain(problem_of(self)),
-            "The posterior in coordinates needs a model with one simulator site and nothing else that is observed; "
-            f"this one has the simulator sites {list(problem_of(self).simulators)}, of which "
-            f"{[name for name, site in problem_of(self).simulators.items() if not site.single]} stand in plates or "
-            "are masked or scaled, or known in intervals, and the likelihoods "
-            f"{list(problem_of(self).likelihoods)}. Use the draws.",
+            plain(problem),
+            "The posterior in coordinates needs a model with one simulator site, neither in plates nor masked, scaled "
+            "or known in intervals, and nothing else that is observed; this one has the simulator sites "
+            f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use the draws.",
         )
-        site = problem_of(self).site()
+        site = problem.site()
         surrogate = self.likelihoods[site].surrogate
-        return KernelMeansPosterior(
-            surrogate, surrogate.point(observation(problem_of(self), site)), self.measures[site]
-        )
+        y = surrogate.point(observation(problem, site))
+        return KernelMeansPosterior(surrogate, y, self.drawn.measures[site])
 
     def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
         r"""Log of the kernel means posterior density $q(\theta \mid y) = q(y \mid \theta) p(\theta) / q(y)$.
@@ -125,7 +126,11 @@ class LearntPosterior(Posterior):
                 of the output.
         """
         problem = problem_of(self)
-        found = {name: values for name, values in self._pointwise().items() if values.ndim > 1}
+        for fitted in self.likelihoods.values():
+            fitted.surrogate.require_density()
+        others = problem.pointwise(self.drawn.latents) if problem.likelihoods else {}
+        learnt = learnt_model.LearntModel(problem, self.likelihoods).pointwise(self.drawn.latents)
+        found = {name: np.asarray(v) for name, v in {**learnt, **others}.items() if np.ndim(v) > 1}
         checks.require(
             bool(found),
             f"The observed sites {[*problem.simulators, *problem.likelihoods]} are one event each, of which "
@@ -133,14 +138,6 @@ class LearntPosterior(Posterior):
             "observations in numpyro.plate, one call of the simulator for each.",
         )
         return found
-
-    def _pointwise(self) -> dict[str, np.ndarray]:
-        problem = problem_of(self)
-        for fitted in self.likelihoods.values():
-            fitted.surrogate.require_density()
-        others = problem.pointwise(self.drawn.latents) if problem.likelihoods else {}
-        learnt = learnt_model.LearntModel(problem, self.likelihoods).pointwise(self.drawn.latents)
-        return {name: np.asarray(values) for name, values in {**learnt, **others}.items()}
 
     def beyond(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Mark latents beyond the simulated parameters of a simulator site, for one of its groups at least
@@ -151,7 +148,11 @@ class LearntPosterior(Posterior):
         Returns:
             `(n,)`.
         """
-        sites = [beyond(problem_of(self), self.likelihoods, site, latents) for site in self.likelihoods]
+        problem, arguments = problem_of(self), problem_of(self).arguments(latents)
+        sites = [
+            fitted.beyond(problem.observations[site], arguments[site], problem.simulators[site].mask)
+            for site, fitted in self.likelihoods.items()
+        ]
         return np.any([found.reshape(len(found), -1).any(axis=1) for found in sites], axis=0)
 
     @numpy_function
@@ -184,9 +185,16 @@ class LearntPosterior(Posterior):
         if self.learn_prior:
             coordinates = self.likelihoods[problem_of(self).site()].coordinates
             return numpy_function(Coordinates.latents)(coordinates, self.in_coordinates.mode())
-        return learnt_model.mode(
-            target(problem_of(self), self.likelihoods), self.drawn.latents, self.drawn.log_posterior
+        problem = problem_of(self)
+        checks.require(
+            not problem.discrete,
+            f"The mode is found by gradients, and {list(problem.discrete)} are discrete. Use the draws: their most "
+            "frequent values, and the mean of the others given these.",
         )
+        model = handlers.surrogate(problem.model, self.likelihoods)
+        latents = {name: latent.value for name, latent in problem.latents.items()}
+        target = Unconstrained.read(model, problem.args, problem.kwargs, latents)
+        return learnt_model.mode(target, self.drawn.latents, self.drawn.log_posterior)
 
     def log_marginal_likelihood(self) -> float:
         """Log of `q(y)`, the prior mean of the learnt likelihood of the observation.
@@ -256,7 +264,7 @@ class LearntPosterior(Posterior):
         model = learnt_model.LearntModel(problem, self.likelihoods)
         discrete = {name: np.asarray(latents[name]) for name in problem.discrete}
         points = {name: np.asarray(v, np.float64) for name, v in latents.items()} | discrete
-        return model.evaluate(model.flatten(points), given=discrete).terms
+        return model.evaluate(model.flatten(points), discrete)[2]
 
 
 def plain(problem: Problem) -> bool:
@@ -264,50 +272,72 @@ def plain(problem: Problem) -> bool:
     return len(problem.simulators) == 1 and not problem.likelihoods and problem.simulators[problem.site()].single
 
 
-def determined(problem: Problem, fitted: FittedLikelihood) -> bool:
-    """True if the posterior is one in the coordinates of one simulator, which determine all latents."""
-    return plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
-
-
-def observations(problem: Problem) -> dict[str, np.ndarray]:
-    """Observed values by site, float64."""
-    return {site: observation(problem, site) for site in problem.simulators}
-
-
 def observation(problem: Problem, site: str) -> np.ndarray:
     """Observed value of one site, float64."""
     return np.asarray(problem.observations[site], np.float64)
 
 
-def target(problem: Problem, likelihoods: Mapping[str, FittedLikelihood]) -> Unconstrained:
-    """The model with its learnt likelihoods, as a density."""
-    checks.require(
-        not problem.discrete,
-        f"The mode is found by gradients, and {list(problem.discrete)} are discrete. Use the draws: their most "
-        "frequent values, and the mean of the others given these.",
-    )
-    model = handlers.surrogate(problem.model, likelihoods)
-    latents = {name: latent.value for name, latent in problem.latents.items()}
-    return Unconstrained.read(model, problem.args, problem.kwargs, latents)
+def describe(posterior: LearntPosterior, rounds: str) -> dict[str, Any]:
+    """Lines of the summary: what was learnt, how the draws were found, and which `rounds` were made, if any."""
+    problem, simulations, drawn = posterior.problem, posterior.simulations, posterior.drawn
+    info: dict[str, Any] = {"simulations": len(simulations)}
+    for site, fitted in posterior.likelihoods.items():
+        found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
+        found |= missing_entries(problem.simulators[site])
+        if problem.simulators[site].single:
+            place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
+            found |= {"observation": place} if place else {}
+        outside = float(np.max(posterior.extrapolated[site]))
+        found["parameters"] = "all draws within the simulated parameters"
+        if outside:
+            far = f"{outside:.2%} of the draws lie beyond the simulated parameters"
+            found["parameters"] = f"{far}: no simulation supports the likelihood there"
+        prefix = f"{site}: " if len(posterior.likelihoods) > 1 else ""
+        info |= {prefix + name: value for name, value in found.items()}
+    for site, measure in drawn.measures.items() if posterior.learn_prior else ():
+        mean, covariance = measure.moments()
+        info[f"prior mean of {site}"] = np.asarray(mean)
+        info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
+    if not np.isnan(posterior.moved_by_half):
+        info["half of the simulations"] = f"move the posterior {_how_far(posterior.moved_by_half, 'sd')}"
+    if simulations.failures or simulations.repeated:
+        info["simulations that failed"] = simulations.describe_failures()
+    info |= drawn.info
+    with suppress(ValueError):
+        for fitted in posterior.likelihoods.values():
+            fitted.surrogate.require_density()
+        info["log marginal likelihood"] = drawn.log_evidence
+    return info | ({"rounds": rounds} if rounds else {})
 
 
-def beyond(problem: Problem, likelihoods: Mapping[str, FittedLikelihood], site: str, latents) -> np.ndarray:
-    """Mark latents beyond the simulated parameters of one site, `(n, *groups)`."""
-    y, mask = problem.observations[site], problem.simulators[site].mask
-    return likelihoods[site].beyond(y, problem.arguments(latents)[site], mask)
+def emit_warnings(posterior: LearntPosterior) -> None:
+    """Warn of draws outside the simulated parameters, and of too few simulations, at the end: a round that others
+    follow may be far out."""
+    simulations, number = posterior.simulations, len(posterior.simulations)
+    around = ", or `refine` at draws of this posterior."
+    if not simulations.proposed:
+        around = ", or for this observation alone in rounds around its posterior: pass num_rounds=5, or `refine`."
+    remedy = f"Simulate more (`num_simulations`), such as {2 * number:,}{around}"
+    for site, outside in posterior.extrapolated.items():
+        fitted = posterior.likelihoods[site]
+        if np.max(outside) > fitted.negligible:
+            far = np.argwhere(outside > fitted.negligible)
+            checks.warn(extrapolation_message(site, float(np.max(outside)), remedy, far))
+        if not fitted.surrogate.moves:
+            checks.warn(
+                f"The parameters change how probable values of all statistics of {site!r} are, as in a mixture, and do "
+                "not move them: the likelihood embeds these as they are, and the posterior may be too wide. Give "
+                "statistics that count in their place, such as the proportion of values beyond a point."
+            )
+    if posterior.moved_by_half > UNSURE:
+        checks.warn(
+            f"The posterior depends on which {number} simulations were made: learnt from half of them it moves "
+            f"{_how_far(posterior.moved_by_half, 'standard deviations')} (a mean, or a log standard deviation), and "
+            f"from all of them it may be off by about as much. {remedy} Neither helps where the model cannot make the "
+            "observation: `kme.diagnostics.misspecification_test`."
+        )
 
 
-def beyond_by_call(problem: Problem, fitted: FittedLikelihood, site: str, z: np.ndarray) -> np.ndarray:
-    """Fraction of the draws beyond the simulated parameters of one site, for each of its calls with
-    parameters of their own: of coordinates `(n, *groups, D)`, `(*groups)`."""
-    return np.mean(fitted.beyond_at(problem.observations[site], z, problem.simulators[site].mask), axis=0)
-
-
-def learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str) -> Measure:
-    """The prior in the coordinates, with the mean and standard deviation that the observation makes most likely."""
-    checks.require(
-        determined(problem, fitted) and len(fitted.coordinates.mixture[0]) == 1,
-        "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
-        f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
-    )
-    return learn_normal(fitted.at(observation(problem, site)), standard_normal(fitted.coordinates.dim))
+def _how_far(moved: float, unit: str) -> str:
+    """By how much a posterior moves, in words."""
+    return f"by about {moved:.2g} {unit}" if np.isfinite(moved) else "beyond nearly all of its draws"

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Self
 
-import jax
 import numpy as np
 from numpyro.diagnostics import summary
 
@@ -28,11 +27,10 @@ class Posterior(Recomputed, Saved):
 
     Attributes:
         engine: Name of the engine.
-        samples: Equally weighted draws, constrained, `{site: (chains * draws, *event)}`, deterministics included.
-        fields: Numbers that belong to each draw, `{name: (chains * draws, ...)}`.
+        samples: Equally weighted draws, constrained, `{site: (draws, *event)}`, deterministics included.
+        fields: Numbers that belong to each draw, `{name: (draws, ...)}`.
         groups: Further ArviZ groups, `{group: {variable: (chain, draw, *event)}}`: the simulations, a weighted set, ...
         info: What a person reads, in order: `{what: number or sentence}`.
-        num_chains: Into how many chains the draws are grouped.
         problem: What the model consists of, with the observation; None where an engine reads a model in another way.
         simulations: The simulations that were used, where they are kept.
     """
@@ -42,7 +40,6 @@ class Posterior(Recomputed, Saved):
     fields: Samples = field(default_factory=dict)
     groups: Mapping[str, Samples] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    num_chains: int = 1
     problem: Problem | None = None
     simulations: Simulations | None = None
 
@@ -58,9 +55,8 @@ class Posterior(Recomputed, Saved):
         """Rows of what is printed."""
         latents = {name: self.samples[name] for name in self.latents if name in self.samples}
         size = len(next(iter(self.samples.values())))
-        chains = f" in {self.num_chains} chains" if self.num_chains > 1 else ""
         return {
-            "draws": f"{size:,} of {names_and_shapes(latents)}{chains}",
+            "draws": f"{size:,} of {names_and_shapes(latents)}",
             **mean_and_sd(numbers(latents)),
             "simulations": None if self.simulations is None else f"{len(self.simulations):,}",
             "effective sample size": self.info.get("effective sample size"),
@@ -80,12 +76,12 @@ class Posterior(Recomputed, Saved):
         return {name: site.simulator.labels for name, site in sites.items() if site.simulator.labels}
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
-        """Posterior draws, `{site: (draws, *event)}`, or `(chains, draws, *event)` if `group_by_chain`."""
-        return self._grouped(self.samples, group_by_chain)
+        """Posterior draws, `{site: (draws, *event)}`, or `(1, draws, *event)` if `group_by_chain`."""
+        return _grouped(self.samples, group_by_chain)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Numbers that belong to each draw, in the shapes of `get_samples`."""
-        return self._grouped(self.fields, group_by_chain)
+        return _grouped(self.fields, group_by_chain)
 
     def expectation(self, function: Callable[[Samples], Any]) -> np.ndarray:
         """Posterior expectation of a function of the sites: the mean over the draws.
@@ -96,18 +92,6 @@ class Posterior(Recomputed, Saved):
             `(*event)`.
         """
         return np.mean(np.asarray(function(dict(self.samples))), axis=0)
-
-    def mode(self) -> dict[str, np.ndarray]:
-        """A point estimate of the latents, `{site: (*shape)}`, where the method defines one."""
-        raise self._lacks("point estimate of its own; use expectation, or the draws")
-
-    def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
-        """Log posterior density at latents `{site: (n, *shape)}`, `(n,)`, where the method has one."""
-        raise self._lacks("density; use KELFI, which has one")
-
-    def herd(self, rng_key: jax.Array, num_samples: int) -> "Posterior":
-        """Super-samples by kernel herding, as a posterior, where the method embeds the posterior."""
-        raise self._lacks("embedding to herd from; use KELFI, or an engine that weights simulations")
 
     @classmethod
     def load(cls, path: str | PathLike, problem: Problem | None = None) -> Self:
@@ -125,14 +109,13 @@ class Posterior(Recomputed, Saved):
         found = super().load(path)
         if problem is None:
             return found
-        lacking = [name for name in problem.latents if name not in found.samples]
         seen: Mapping[str, Any] = found.groups.get("observed_data", {})
-        others = [n for n, y in problem.observations.items() if not _alike(seen.get(n), y)]
-        differs = [f"no latents {lacking}"] * bool(lacking) + [f"other observations at {others}"] * bool(others)
+        others = [name for name in problem.latents if name not in found.samples]
+        others += [name for name, y in problem.observations.items() if not _alike(seen.get(name), y)]
         checks.require(
-            not differs,
-            f"`problem` is not the one of the posterior in {path}: the posterior has {', and '.join(differs)}. Read "
-            "the model with the arguments of that run.",
+            not others,
+            f"`problem` is not the one of the posterior in {path}, which has no such latents or other observations at "
+            f"{others}. Read the model with the arguments of that run.",
         )
         return found._with(problem)
 
@@ -145,15 +128,13 @@ class Posterior(Recomputed, Saved):
 
     def print_summary(self, prob: float = 0.9) -> None:
         """Print a table of the posterior, with the narrowest intervals that hold a fraction `prob` of the draws, then
-        what was learnt.
-
-        Where draws are chains, the table has `n_eff` and `r_hat` too.
-        """
+        what was learnt."""
         columns = numbers(self.samples)
         few = dict(list(columns.items())[:SHOWN])
-        rows = summary(self._grouped(few, True), prob)
-        left_out = () if self.num_chains > 1 else ("n_eff", "r_hat")
-        titles = [title for title in next(iter(rows.values())) if title not in left_out]
+        rows = summary(_grouped(few, True), prob)
+        titles = [
+            title for title in next(iter(rows.values())) if title not in ("n_eff", "r_hat")
+        ]  # these are of chains
         wide = max(10, *map(len, rows))
         print("\n" + " " * wide + "".join(f" {title:>9}" for title in titles))
         for name, row in rows.items():
@@ -181,7 +162,11 @@ class Posterior(Recomputed, Saved):
     def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
         """Log likelihood of each call of each observed site that stands along a plate, at each draw, `{site: (n,
         *plates)}`, where the method has one."""
-        raise self._lacks("likelihood of single observations; use KELFI, which has one")
+        raise checks.explained(
+            f"The posterior of {self.engine} has draws and no likelihood of single observations; use KELFI, which has "
+            "one.",
+            NotImplementedError,
+        )
 
     def to_inference_data(
         self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
@@ -203,7 +188,7 @@ class Posterior(Recomputed, Saved):
             **self.groups,
         }
         if log_likelihood:
-            groups["log_likelihood"] = self._grouped(self.pointwise_log_likelihood(), True)
+            groups["log_likelihood"] = _grouped(self.pointwise_log_likelihood(), True)
         coords = self._named_dimensions() | dict(coords or {})
         return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs={"engine": self.engine, **self.info})
 
@@ -219,13 +204,10 @@ class Posterior(Recomputed, Saved):
             simulations=self.simulations,
         )
 
-    def _lacks(self, what: str) -> NotImplementedError:
-        return checks.explained(f"The posterior of {self.engine} has draws and no {what}.", NotImplementedError)
 
-    def _grouped(self, tree: Samples, group_by_chain: bool) -> dict[str, np.ndarray]:
-        if not group_by_chain:
-            return dict(tree)
-        return {name: value.reshape(self.num_chains, -1, *value.shape[1:]) for name, value in tree.items()}
+def _grouped(tree: Samples, group_by_chain: bool) -> dict[str, np.ndarray]:
+    """Arrays of draws, with a leading axis of one chain if asked."""
+    return {name: value[None] for name, value in tree.items()} if group_by_chain else dict(tree)
 
 
 def _alike(one: Any, other: np.ndarray) -> bool:

@@ -1,8 +1,6 @@
 """The simulations of one site as a table: coordinates of the parameters, outputs without what was not observed."""
 
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +14,7 @@ from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic, and_a_wider_one
-from numpyro_kme.kernels.ragged import WithLength, beyond_end, log_lengths, require_any_length
+from numpyro_kme.kernels.ragged import WithLength, log_lengths, require_any_length
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
@@ -101,30 +99,7 @@ class ReferenceTable(Recomputed):
 
     def point(self, y: np.ndarray) -> np.ndarray:
         """An observation in the shape of a row of `x`."""
-        checks.require(
-            np.size(y) == self._size,
-            f"The observation has shape {np.shape(y)}, each simulation {self._size} numbers: they were made by another "
-            "model.",
-        )
         return self._counted(np.asarray(y, np.float64)[None])[0]
-
-    def points(self, observations: Any) -> np.ndarray:
-        """Many observations `(s, *event)`, masked draws included, as rows of `x`."""
-        checks.real("observations", observations)
-        y = np.asarray(observations, np.float64)
-        checks.require(
-            y.ndim >= 1 and len(y) >= 1 and y[0].size == self._size,
-            "`observations` must have shape (s, *event) with s at least 1 and as many numbers in each as the "
-            f"simulator gives, {self._size}; got shape {y.shape}.",
-        )
-        counted = self._counted(y)
-        checks.finite("observations", counted[~beyond_end(counted)] if self.ragged else counted)
-        return counted
-
-    @property
-    def _size(self) -> int:
-        """Numbers in one output, with those that are masked or were not observed."""
-        return len(self.mask) * self.x.shape[2] if self.data_sets else self.mask.size
 
     def _counted(self, y: np.ndarray) -> np.ndarray:
         """Outputs `(s, *event)` as rows of `x`."""
@@ -169,11 +144,6 @@ class ReferenceTable(Recomputed):
         least = np.maximum(0.01 * np.nanstd(simulated, axis=(0, 1)), 1e-300)
         found = [np.nanmean(rows, axis=1), np.log(np.maximum(np.nanstd(rows, axis=1), least))]
         return np.concatenate([*found, log_lengths(x)[:, None]] if self.ragged else found, axis=1)
-
-    @cached_property
-    def simulated_statistics(self) -> np.ndarray:
-        """`statistics` of the simulations, `(m, q)`."""
-        return self.statistics(self.x)
 
     def as_data_sets(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""

@@ -39,7 +39,7 @@ class Proposal(abc.ABC):
 
     @abc.abstractmethod
     def choose(
-        self, rng_key: jax.Array, draws: Latents, prior: Latents, variance: Callable[[Latents], np.ndarray], size: int
+        self, rng_key: jax.Array, draws: Latents, variance: Callable[[Latents], np.ndarray], size: int
     ) -> dict[str, np.ndarray]:
         """Latents of the next simulations, `{site: (size, *shape)}`.
 
@@ -47,7 +47,6 @@ class Proposal(abc.ABC):
             rng_key: The only source of randomness.
             draws: Draws from the posterior of the last round, with the likelihood to the power `power`,
                 `{site: (n, *shape)}`.
-            prior: Prior draws, `{site: (size, *shape)}`.
             variance: Variance of the surrogate at latents, `{site: (k, *shape)} -> (k,)`.
             size: How many.
         """
@@ -63,23 +62,16 @@ class FromPosterior(Proposal):
 
     Args:
         power: `t`, above 0 and no more than 1, which is the posterior itself.
-        prior_proportion: Fraction of each further round at prior draws, between 0 and 1: a defensive mixture, by which
-            a mode that the first rounds missed can still be found.
     """
 
     power: float = 0.5
-    prior_proportion: float = 0.0
 
     def __post_init__(self):
         checks.require(0.0 < self.power <= 1.0, f"`power` must lie above 0 and be at most 1; got {self.power}.")
-        given = self.prior_proportion
-        checks.require(0.0 <= given <= 1.0, f"`prior_proportion` must lie between 0 and 1; got {given}.")
 
-    def choose(self, rng_key, draws, prior, variance, size):
-        """Draws without replacement, then prior draws."""
-        own = round(self.prior_proportion * size)
-        chosen = take(rng_key, draws, size - own)
-        return {name: np.concatenate([chosen[name], prior[name][:own]]) for name in chosen}
+    def choose(self, rng_key, draws, variance, size):
+        """Draws without replacement."""
+        return take(rng_key, draws, size)
 
 
 @frozen
@@ -99,10 +91,10 @@ class FromVariance(Proposal):
     def __post_init__(self):
         checks.whole("candidates", self.candidates, 1)
 
-    def choose(self, rng_key, draws, prior, variance, size):
+    def choose(self, rng_key, draws, variance, size):
         """Posterior draws with odds in proportion to the variance."""
         first_key, second_key = split(rng_key)
-        among = take(first_key, draws, min(self.candidates * size, count(draws)))
+        among = take(first_key, draws, min(self.candidates * size, len(next(iter(draws.values())))))
         odds = np.maximum(np.asarray(variance(among), np.float64), 1e-12)
         return take(second_key, among, size, odds / odds.sum())
 
@@ -118,14 +110,9 @@ def sizes(total: int, rounds: int) -> list[int]:
     return [total // rounds + (r < total % rounds) for r in range(rounds)]
 
 
-def count(latents: Latents) -> int:
-    """Number of draws."""
-    return len(next(iter(latents.values())))
-
-
 def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """`size` draws, none twice unless there are too few."""
-    number = count(latents)
+    number = len(next(iter(latents.values())))
     index = numpy_rng(rng_key).choice(number, size, replace=size > number, p=odds)
     return {name: np.asarray(value)[index] for name, value in latents.items()}
 
@@ -153,24 +140,9 @@ def is_narrow(draws: Latents, prior: Latents) -> bool:
     return False
 
 
-VARYING = (
-    "calls along plates have parameters, covariates, limits or missing entries (NaN) of their own. Where a warning "
-    "asks for more, simulate more; num_rounds=5 makes rounds all the same"
-)
-"""Reason for one round, where such calls are more than numbers to infer."""
-
-
-def why_prior(first: int, repeated: bool) -> str:
-    """Reason for further simulations at prior draws, after the `first` ones; of calls along plates or not."""
-    found = "there are more calls than numbers to infer" if repeated else "the posterior was about as wide as the prior"
-    return f"after {first} simulations {found}, and half of them move it little: the others are at prior draws, too"
-
-
-def described(history: Sequence[tuple[int, float]], min_change: float | None = None) -> str:
-    """Sizes of the rounds, how far each moved the posterior, and whether that ended them; empty for one round."""
+def described(history: Sequence[tuple[int, float]]) -> str:
+    """Sizes of the rounds, and how far each moved the posterior; empty for one round."""
     if len(history) < 2:
         return ""
     made = ", ".join(str(size) for size, _ in history)
-    how_far = ", ".join(f"{change:.2g}" for _, change in history[1:])
-    end = "; the last by less than `min_change`" if history[-1][1] < (min_change or 0.0) else ""
-    return f"simulations {made}; the posterior moved by {how_far} sd{end}"
+    return f"simulations {made}; the posterior moved by {', '.join(f'{change:.2g}' for _, change in history[1:])} sd"

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card
 from numpyro_kme._core.host import numpy_function, numpy_rng
 from numpyro_kme._core.keys import child, split
 from numpyro_kme._core.solves import Array
@@ -17,7 +16,7 @@ from numpyro_kme.kernels.base import register
 
 COMPONENTS = 100
 """Normals in a kernel density estimate."""
-WIDTHS = 1.0, 0.5, 0.25
+WIDTHS = np.array([1.0, 0.5, 0.25])
 """Bandwidths that are tried, in those of the rule of thumb, which is for one normal: several modes ask for less."""
 ONE_NORMAL = 0.5
 """Part of a proposal that is one normal: in many dimensions so few kernels are far from one."""
@@ -51,17 +50,6 @@ class WeightedParticles:
     particles: Array
     weights: Array
     log_evidence: Array
-
-    def _card(self) -> Card:
-        return Card(
-            f"{len(self.weights):,} weighted particles in {np.shape(self.particles)[1]} dimensions",
-            {
-                "effective size": self.effective_size,
-                "negative weights": f"{self.negative_proportion:.2%}",
-                "log evidence": float(self.log_evidence),
-            },
-            "`particles` and `weights` give expectations; resample(rng_key, n) draws from the positive part",
-        )
 
     @property
     def positive_weights(self) -> np.ndarray:
@@ -121,17 +109,10 @@ class NormalKernels(NamedTuple):
     Attributes:
         centres: `(K, D)`.
         root: Lower Cholesky factor of the covariance of each kernel, `(D, D)`.
-        inverse: Its inverse.
     """
 
     centres: np.ndarray
     root: np.ndarray
-    inverse: np.ndarray
-
-    @classmethod
-    def of(cls, centres: np.ndarray, root: np.ndarray) -> "NormalKernels":
-        """With the inverse that belongs to the factor."""
-        return cls(centres, root, np.linalg.inv(root))
 
     def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
         """`n` independent draws, `(n, D)`."""
@@ -141,13 +122,13 @@ class NormalKernels(NamedTuple):
 
     def log_densities(self, points: np.ndarray) -> np.ndarray:
         """`(n,)` at points `(n, D)`."""
-        middle = self.centres.mean(axis=0)  # so that squares do not cancel
-        points, centres = ((part - middle) @ self.inverse.T for part in (points, self.centres))
+        middle, inverse = self.centres.mean(axis=0), np.linalg.inv(self.root)  # so that squares do not cancel
+        points, centres = ((part - middle) @ inverse.T for part in (points, self.centres))
         logs = points @ centres.T - 0.5 * np.sum(centres**2, axis=1)
         peak = logs.max(axis=1, keepdims=True)
         total = np.log(np.exp(logs - peak).sum(axis=1)) + peak[:, 0] - 0.5 * np.sum(points**2, axis=1)
         constant = np.log(len(centres)) + 0.5 * points.shape[1] * np.log(2.0 * np.pi)
-        return total - constant + np.sum(np.log(np.diagonal(self.inverse)))
+        return total - constant + np.sum(np.log(np.diagonal(inverse)))
 
 
 class Mixed(NamedTuple):
@@ -250,26 +231,18 @@ def signed_moments(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray,
 
 def _fitted_proposal(rng_key, particles, weights) -> Mixed:
     """Half a normal and half a normal kernel density estimate with `COMPONENTS` kernels, of the covariance of the
-    particles both.
-
-    The estimate's bandwidth is that of the rule of thumb times one of `WIDTHS`, the best for the other particles, and
-    its centres are particles that are shrunk towards their mean (West, 1993, JRSS B 55).
-    """
+    particles both; its centres are particles that are shrunk towards their mean (West, 1993, JRSS B 55), and its
+    bandwidth is the best of `WIDTHS` for the other particles."""
     dim = particles.shape[1]
     mean, covariance = signed_moments(particles, weights)
     covariance += 1e-10 * (np.trace(covariance) / dim + 1e-30) * np.eye(dim)
     root, rule = np.linalg.cholesky(covariance), (4.0 / (COMPONENTS * (dim + 2.0))) ** (1.0 / (dim + 4.0))
     rows = numpy_rng(rng_key).choice(len(weights), COMPONENTS, p=weights)
     left = weights * ~np.isin(np.arange(len(weights)), rows)
-    others = np.flatnonzero(left > 0.0)
-
-    def estimate(width):
-        centres = mean + np.sqrt(1.0 - width**2) * (particles[rows] - mean)
-        return NormalKernels.of(centres, width * root)
-
-    estimates = [estimate(rule * width) for width in WIDTHS]
+    others, centred = np.flatnonzero(left > 0.0), particles[rows] - mean
+    estimates = [NormalKernels(mean + np.sqrt(1.0 - width**2) * centred, width * root) for width in rule * WIDTHS]
     scores = [left[others] @ found.log_densities(particles[others]) for found in estimates]
-    return Mixed(NormalKernels.of(mean[None], root), estimates[int(np.argmax(scores))], ONE_NORMAL)
+    return Mixed(NormalKernels(mean[None], root), estimates[int(np.argmax(scores))], ONE_NORMAL)
 
 
 def signed_logs(likelihood: SignedLikelihood, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.samplers.importance import largest_power, systematic
 
 LOCAL, MODE_JUMP = 0.5, 0.3
 """Probabilities of a proposal by a difference, and by a whole difference."""
-JITTER, RIDGE = 1e-3, 1e-9
-"""Noise of differences, in standard deviations, and what is added to the diagonal of correlation matrices."""
+RIDGE = 1e-9
+"""Added to the diagonal of correlation matrices."""
 DEGREES = 4.0
 """Degrees of freedom `nu` of the Student distribution."""
 
@@ -71,7 +71,7 @@ class ProposalDistribution(NamedTuple):
         first, second = rng.integers(len(self.particles), size=(2, count))
         multiple = np.where(kind < MODE_JUMP, 1.0, 2.38 / np.sqrt(2.0 * dim))[:, None]
         difference = self.particles[first] - self.particles[second]
-        by_difference = u + multiple * difference + JITTER * self.sd * normal
+        by_difference = u + multiple * difference
         white = ((u - self.mean) / self.sd) @ self.inverse.T
         form, chi_square = np.sum(white * white, axis=1), rng.chisquare(DEGREES + dim, count)
         angle = 0.5 * np.pi * np.minimum(2.0 * amount, 1.0)[:, None]
@@ -88,11 +88,10 @@ EFFECTIVE = 0.3
 """Effective number of particles that the weights of a new temperature leave, relative to all."""
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
-DECORRELATED, MOST_ROUNDS = 0.1, 10
+DECORRELATED, ENOUGH, MOST_ROUNDS = 0.1, 0.8, 24
 """At each temperature, rounds end when the squared correlation with where the chains began, in the worst coordinate, is
-at most this."""
-ENOUGH, MOST_FINAL_ROUNDS = 0.8, 24
-"""At the posterior, rounds end when the effective number of draws is so large, relative to all."""
+at most this; at the posterior, when the effective number of draws, relative to all, is at least this; or when there
+were this many."""
 MOST_TEMPERATURES = 1000
 """Only likelihoods whose logarithms differ by more than the smallest step of the search can bridge meet this bound."""
 
@@ -124,18 +123,6 @@ class Tempered(NamedTuple):
     num_evaluations: int
     acceptance: float
     effective_size: float
-
-    def _card(self) -> Card:
-        return Card(
-            f"{len(self.particles):,} draws after {self.num_temperatures} temperatures",
-            {
-                "effective size": self.effective_size,
-                "log evidence": self.log_evidence,
-                "acceptance": self.acceptance,
-                "evaluations": self.num_evaluations,
-            },
-            "`particles` are equally weighted draws, in coordinates",
-        )
 
 
 class _Points(NamedTuple):
@@ -201,8 +188,8 @@ def temper(
     Returns:
         `Tempered`.
     Cost: `N` evaluations of both densities, batched over `M`, at the prior and in each round of moves: 1 to
-    `MOST_ROUNDS` at each temperature, 1 to `MOST_FINAL_ROUNDS` at the posterior. Narrow crescents and modes far apart
-    meet these bounds; the chains then still correlate with where they began, and `effective_size` is small.
+    `MOST_ROUNDS` at each temperature. Narrow crescents and modes far apart meet this bound; the chains then still
+    correlate with where they began, and `effective_size` is small.
     """
 
     def evaluate(u):
@@ -232,7 +219,7 @@ def temper(
         )
         before, kin = _Before.of(points.u), np.sum(np.bincount(ancestors) ** 2) / num_chains**2
         ancestors, enough = np.tile(ancestors, MOVES), False
-        for _ in range(MOST_FINAL_ROUNDS if last else MOST_ROUNDS):
+        for _ in range(MOST_ROUNDS):
             path: list[_Points] = []
             moved: list[np.ndarray] = []
             while len(path) < MOVES and not enough:

@@ -12,9 +12,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
-from numpyro_kme._core import progress
 from numpyro_kme.abc.discrepancies import dissimilarities
-from numpyro_kme.abc.recursive import _weights
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 
 KEY = jax.random.key(0)
@@ -213,22 +211,6 @@ def test_the_tolerance_follows_the_noise(rng, sd):
     assert found.features.rank in coarser[1:]  # tolerances that it may end at
 
 
-def test_weights_of_ridge_regression_against_dense(rng):
-    """At a tolerance of 1e-12 to 1e-6; the error at 1e-3 is stated."""
-    x, t = rng.normal(size=(300, 2)), rng.normal(size=(5, 2))
-    dense = np.linalg.solve(gaussian(x, x, 1.0) + 0.3 * np.eye(300), gaussian(x, t, 1.0)).T
-    errors = []
-    for tolerance in (1e-12, 1e-3):
-        fitted = kme.embeddings.ConditionalMeanEmbedding.fit(Gaussian(1.0), x, 1e-3, tolerance=tolerance)
-        errors.append(np.abs(fitted.weights(t) - dense).max() / np.abs(dense).max())
-    assert errors[0] < 1e-6 and errors[1] < 0.01
-    assert fitted.right.rank < 60
-
-
-def shifted(rng_key, theta):
-    return theta + 0.5 * jax.random.normal(rng_key, theta.shape)
-
-
 def test_recursive_abc_step_by_its_parts(rng):
     """Points of a dense solve's embedding, and herding by a loop over the candidates."""
     theta = rng.normal(size=(80, 1))
@@ -236,9 +218,6 @@ def test_recursive_abc_step_by_its_parts(rng):
     found = kme.abc.recursive_abc_step(KEY, Gaussian(0.7), theta, x, y, 25, tolerance=1e-12)
     weights = np.linalg.solve(gaussian(x, x, 0.7) + 0.01 * np.sqrt(80) * np.eye(80), gaussian(x, y[None], 0.7))[:, 0]
     weights /= weights.sum()
-    for tolerance, error in ((1e-12, 1e-6), (1e-3, 0.05)):
-        low_rank = _weights(theta, x, y[None], Gaussian(0.7), None, tolerance)
-        assert np.abs(low_rank - weights).max() < error * np.abs(weights).max()
     scale = kme.kernels.median_heuristic(theta)
 
     def squared_distance(points):
@@ -257,27 +236,6 @@ def test_recursive_abc_step_by_its_parts(rng):
     np.testing.assert_array_equal(by_name, found)
     coarse = kme.abc.recursive_abc_step(KEY, Gaussian(0.7), theta, x, y, 25, tolerance=1e-3)
     assert abs(coarse.mean() - found.mean()) < 0.05
-
-
-def test_recursive_abc_is_its_step_again_and_again(rng, capsys, monkeypatch):
-    """Maximum likelihood at 0.8, where the first posterior has 0.64; the first iterations by hand."""
-    monkeypatch.setattr(progress, "_moves", lambda: True)
-    for variable in ("CI", "PYTEST_XDIST_WORKER"):
-        monkeypatch.delenv(variable, raising=False)
-    start, y = rng.normal(size=(100, 1)), np.array([0.8])
-    found = kme.abc.kernel_recursive_abc(KEY, shifted, start, y, num_iterations=5)
-    assert "iterations: 100%" in capsys.readouterr().err
-    assert found.theta.shape == (100, 1) and found.path.shape == found.standard_deviations.shape == (5, 1)
-    assert abs(found.path[-1, 0] - 0.8) < 0.2 and abs(found.theta.mean() - 0.8) < 0.2
-    assert found.standard_deviations[-1, 0] < 0.7 * found.standard_deviations[0, 0]
-    theta = start
-    for key, first, deviations in zip(jax.random.split(KEY, 5)[:2], found.path, found.standard_deviations):
-        simulate_key, herd_key = jax.random.split(key)
-        x = np.asarray(shifted(simulate_key, jnp.asarray(theta)))
-        kernel = Gaussian(kme.kernels.median_heuristic_per_dimension(x))
-        theta = kme.abc.recursive_abc_step(herd_key, kernel, theta, x, y, 100)
-        np.testing.assert_array_equal(theta[0], first)
-        np.testing.assert_array_equal(theta.std(axis=0), deviations)
 
 
 def conjugate(x=None):
@@ -314,32 +272,9 @@ def simulated():
     }
 
 
-@pytest.mark.parametrize("make", [pytest.param(kme.DistributionRegressionABC, marks=pytest.mark.slow), kme.KernelBayes])
-def test_engines_take_a_tolerance(make, simulated):
-    """A lower rank, and about the same posterior mean; the tolerance is a positive number."""
-    means, ranks = [], []
-    for tolerance in (1e-12, 1e-3):
-        engine = make(conjugate, simulations=simulated[conjugate][0], tolerance=tolerance)
-        engine.run(KEY, x=np.array([0.8]))
-        means.append(engine.expectation(lambda latents: latents["theta"]))
-        ranks.append(int(engine.info["rank of the data"].split()[0]))
-    assert ranks[1] < ranks[0] and abs(means[1] - means[0]) < 0.05
-    with pytest.raises(ValueError, match="`tolerance` must"):
-        make(conjugate, tolerance=-1.0)
-
-
 def test_signed_weights_need_a_tolerance():
     with pytest.raises((TypeError, ValueError), match="`tolerance` must"):
         kme.KernelBayes(conjugate, tolerance=None)
-
-
-def test_recursive_abc_takes_a_tolerance():
-    estimates = []
-    for tolerance in (1e-12, 1e-3):
-        engine = kme.KernelRecursiveABC(conjugate, 100, num_iterations=3, tolerance=tolerance)
-        engine.run(KEY, x=np.array([0.8]))
-        estimates.append(engine.mode()["theta"])
-    assert 0 < abs(estimates[1] - estimates[0]) < 0.2
 
 
 WARNING = "the observation lies away from the simulations"
@@ -401,52 +336,6 @@ def exponential_draws(x=None):
         numpyro.sample("x", kme.Simulator(exponential, mean), obs=x)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
-@pytest.mark.parametrize(
-    "estimator",
-    [None, kme.embeddings.LinearTime(Gaussian(1.0))],
-    ids=["default", "linear"],
-)
-def test_wide_data_sets_are_not_far(estimator, simulated):
-    """A width that grows with the parameter.
-
-    Each of 22 simulations that are compared, and the observation, may be the farthest: one in 23 at most, and four
-    standard errors.
-    """
-    simulations, new = simulated[exponential_draws]
-    engine = kme.K2ABC(exponential_draws, simulations=simulations, estimator=estimator, num_samples=20)
-    engine.run(KEY, x=np.asarray(new.x["x"][0]))
-    warned = sum(any(WARNING in message for message in warnings_of(engine, y)) for y in new.x["x"])
-    assert warned <= 100 / 23 + 4 * np.sqrt(100 / 23)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
-@pytest.mark.parametrize(
-    "make", [kme.RejectionABC, kme.K2ABC, kme.DistributionRegressionABC, kme.KernelABC, kme.KernelBayes]
-)
-def test_no_warning_in_200_null_runs(make):
-    """Observations from the prior predictive. For a few signed weights have too small an effective size, and for
-    more they give a posterior that is too narrow: then it is, against the exact one.
-    """
-    problem = kme.Problem.read(iid, x=np.zeros(20))
-    simulations, new = (
-        kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in ((0, 1000), (1, 200))
-    )
-    engine = make(iid, simulations=simulations, num_samples=20)
-    engine.run(KEY, x=np.asarray(new.x["x"][0]))
-    others, narrow = [], []
-    for y in new.x["x"]:
-        messages = warnings_of(engine, y)
-        others += [message for message in messages if "too narrow" not in message]
-        if any("too narrow" in message for message in messages):
-            mean, square = (engine.expectation(lambda latents, k=k: latents["theta"] ** k) for k in (1, 2))
-            narrow.append(np.sqrt(square - mean**2) * np.sqrt(21.0))
-    assert len(others) <= 5 and all("effective sample size" in message for message in others)
-    assert len(narrow) <= 40 and all(ratio < 0.75 for ratio in narrow)
-
-
 @pytest.mark.parametrize(
     "call, error, message",
     [
@@ -498,41 +387,8 @@ def test_no_warning_in_200_null_runs(make):
             ValueError,
             "as many rows; got 4 and 3",
         ),
-        (
-            lambda: kme.abc.kernel_recursive_abc(KEY, shifted, np.linspace(-1, 1, 30)[:, None], np.array([60.0])),
-            RuntimeError,
-            "all 30 simulations are zero",
-        ),
     ],
 )
 def test_bad_input_raises(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize("limits", [{}, {"max_rank": 300}, {"tolerance": 1e-3}], ids=str)
-def test_pivots_leave_out_what_they_say(limits, rng):
-    x = rng.normal(size=(420, 6))
-    found = kme.kernels.LowRank.fit(Gaussian(2.0), x, **limits)
-    assert len(np.unique(found.pivots, axis=0)) == found.rank > 256 and (found.rank == 300) == ("max_rank" in limits)
-    rest = np.exp(-0.5 * cdist(x, x, "sqeuclidean") / 4.0) - found.values @ found.values.T
-    np.testing.assert_allclose(np.abs(rest).max(), found.residual, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(found.features(x), found.values, atol=1e-6)
-    if not limits.get("max_rank"):
-        assert found.residual <= limits.get("tolerance", 1e-10)
-
-
-def test_few_pivots_take_few_columns(rng):
-    """Of a kernel that is costly to evaluate: some twice as many as there are pivots."""
-    asked = []
-
-    class Counting(kme.kernels.Kernel):
-        def pair(self, a, b):
-            return jnp.exp(-0.5 * jnp.sum(jnp.square(a - b)))
-
-        def gram(self, x, y=None):
-            asked.append(len(x if y is None else y))
-            return super().gram(x, y)
-
-    found = kme.kernels.LowRank.fit(kme.kernels.register(Counting)(), rng.normal(size=(300, 1)), tolerance=1e-6)
-    assert found.rank < 20 and max(asked) <= 32

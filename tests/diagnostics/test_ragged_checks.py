@@ -63,10 +63,10 @@ def test_tails_are_among_the_predictions_that_reach_so_far(kelfi):
 
 @pytest.mark.filterwarnings("ignore:The 100 simulations do not resolve")
 def test_a_series_that_ends_early_or_late_shows(kelfi):
-    early = predictive_check(KEY, kelfi.trained.condition(KEY, x=np.array([0.1, 0.4, 0.5, 0.9, -0.3])))
+    early = predictive_check(KEY, kelfi.condition(KEY, x=np.array([0.1, 0.4, 0.5, 0.9, -0.3])))
     assert 0.02 < early.tail_probabilities()["length of x"] < 0.3
     with pytest.warns(UserWarning, match="has 30 rows, and the simulations have"):
-        late = kelfi.trained.condition(KEY, x=np.random.default_rng(1).normal(0.5, 1.0, size=30))
+        late = kelfi.condition(KEY, x=np.random.default_rng(1).normal(0.5, 1.0, size=30))
     tails = predictive_check(KEY, late).tail_probabilities()
     assert tails["length of x"] == 0.0
     assert np.isnan(tails["x"][29]) and np.isfinite(tails["x"][:29]).all()

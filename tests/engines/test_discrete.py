@@ -11,7 +11,6 @@ from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics
-from numpyro_kme.models import Problem
 
 KEY = jax.random.key(6)
 X = np.array([0.4, 0.9], np.float32)
@@ -48,7 +47,7 @@ def exact(states):
 
 
 def probabilities(engine, states):
-    return engine.expectation(lambda sites: np.eye(states)[np.asarray(sites["k"])])
+    return engine.posterior.expectation(lambda sites: np.eye(states)[np.asarray(sites["k"])])
 
 
 @pytest.mark.parametrize("states", [2, pytest.param(10, marks=pytest.mark.slow)])
@@ -60,7 +59,7 @@ def test_kelfi_sums_over_the_states(states):
     assert abs(engine.get_samples()["shift"].mean() - shift) < 0.08
     assert "10 joint values" in engine.info["discrete latents"] or states == 2
     with pytest.raises(ValueError, match=r"\['k'\] are discrete. Use the draws"):
-        engine.mode()
+        engine.posterior.mode()
 
 
 @pytest.mark.parametrize("engine", [kme.RejectionABC, kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC])
@@ -98,7 +97,7 @@ def test_nothing_but_discrete_latents():
     assert abs(engine.posterior.log_marginal_likelihood() - np.log(evidence)) < 0.2
     rejection = kme.RejectionABC(only_discrete, 2000, progress_bar=False)
     rejection.run(KEY, x)
-    mode = rejection.mode()
+    mode = rejection.posterior.mode()
     assert mode["b"].shape == (2,) and mode["c"].dtype.kind == "i"
 
 
@@ -160,7 +159,7 @@ def test_infinite_support_is_for_engines_that_weight():
     effective = float(engine.info["effective sample size"])
     mean = weights @ n / weights.sum()
     sd = np.sqrt(weights @ (n - mean) ** 2 / weights.sum())
-    assert abs(engine.expectation(lambda sites: sites["n"]) - mean) < 0.1 * sd + 4.5 * sd / np.sqrt(effective)
+    assert abs(engine.posterior.expectation(lambda sites: sites["n"]) - mean) < 0.1 * sd + 4.5 * sd / np.sqrt(effective)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +187,3 @@ def test_calibration_of_discrete_latents_breaks_ties():
     engine.run(KEY, x=np.float32(5.0))
     found = diagnostics.calibrate(KEY, engine, 200)
     assert stats.kstest(found.ranks["n"], "uniform").pvalue > 1e-4
-
-
-def test_a_model_with_discrete_latents_is_read():
-    problem = Problem.read(mixture)
-    assert problem.discrete == ("k",)
-    assert problem.draw(KEY, 5).latents["k"].dtype.kind == "i"

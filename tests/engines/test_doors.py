@@ -299,7 +299,7 @@ def exact_but_for_the_bandwidth(prior, engine):
 def most_likely(prior, engine):
     """Ten iterations leave a tenth of the variance of the likelihood, and of the prior's pull: within one standard
     deviation of it."""
-    found = np.asarray(prior.mean(jnp.asarray(engine.mode()["theta"]))).ravel()
+    found = np.asarray(prior.mean(jnp.asarray(engine.posterior.mode()["theta"]))).ravel()
     np.testing.assert_array_less(np.abs(found - np.array(prior.y)), prior.noise)
 
 

@@ -1,8 +1,6 @@
 """KELFI on raw outputs: against an exact posterior, and through everything that a posterior offers."""
 
-import copy
 import dataclasses
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 import numpyro_kme as kme
@@ -50,7 +47,6 @@ def assert_near(samples, x):
 
 
 X = np.asarray(line(jax.random.key(8), 0.5, -0.8))
-OTHER = np.asarray(line(jax.random.key(9), -1.0, 0.3))
 SETTINGS = dict(num_samples=500, progress_bar=False)
 
 
@@ -67,28 +63,12 @@ def test_posterior_is_near_the_exact_one(kelfi):
     # of six more series: root mean square errors of means, in exact standard deviations, and ratios of these
     for number, (level, slope) in enumerate(np.random.default_rng(1).normal(size=(6, 2))):
         x = np.asarray(line(jax.random.key(number), level, slope))
-        samples, (mean, sd) = kelfi.trained.condition(KEY, x=x).samples, exact(x)
+        samples, (mean, sd) = kelfi.condition(KEY, x=x).samples, exact(x)
         found = [samples[name] for name in ("level", "slope")]
         errors.append((np.mean(found, axis=1) - mean) / sd)
         ratios.append(np.std(found, axis=1) / sd)
     assert np.all(np.sqrt(np.mean(np.square(errors), axis=0)) < 0.5)
     assert np.all(np.abs(np.log(ratios)) < np.log(1.4))
-
-
-def test_half_of_the_simulations_is_compared_with_the_same_statistics(kelfi):
-    """The likelihood of the half is that of the statistics of its simulations, each learnt without it."""
-    learnt, half = kelfi.trained.learnt, kelfi.trained.learnt.half["x"]
-    rows = np.random.default_rng(0).permutation(400)[:200]
-    simulated = np.asarray(learnt.likelihoods["x"].surrogate.simulated)
-    theta = np.asarray(learnt.simulations.arguments["x"]).reshape(400, -1)
-    coordinates = learnt.likelihoods["x"].coordinates
-    form = learnt.likelihoods["x"].surrogate.inner.form_of_part
-    same = kme.fit_likelihood(theta[rows], simulated[rows], form=form, coordinates=coordinates)
-    z, y = coordinates.table(theta[:5]), half.surrogate.transformed(np.asarray(X)[None])[0]
-    np.testing.assert_allclose(
-        half.surrogate.at(X).log_density(z), same.surrogate.at(y).log_density(z), rtol=1e-5, atol=1e-4
-    )
-    assert kelfi.posterior.moved_by_half < 0.5
 
 
 def test_what_was_learnt_is_named(kelfi, capsys):
@@ -124,26 +104,6 @@ def test_statistics_are_drawn_and_printed(kelfi):
     assert "mean of level, mean of slope" in repr(learnt) and "mean of level" in repr(learnt.statistics)
 
 
-def test_many_observations_are_those_one_at_a_time(kelfi):
-    many = kelfi.condition_many(KEY, {"x": np.stack([X, OTHER])})
-    alone = kelfi.trained.condition(jax.random.fold_in(KEY, 1), x=OTHER)
-    np.testing.assert_array_equal(many.get_samples()["level"][1], alone.samples["level"])
-
-
-def test_files_and_pickles_hold_it(kelfi, tmp_path):
-    fitted = kelfi.likelihoods["x"]
-    fitted.save(tmp_path / "likelihood.kme")
-    arguments = np.array([0.2, 0.1])
-    expected = float(fitted(*arguments).log_prob(X))
-    assert np.isfinite(expected)
-    for other in (type(fitted).load(tmp_path / "likelihood.kme"), pickle.loads(pickle.dumps(fitted))):
-        np.testing.assert_allclose(float(other(*arguments).log_prob(X)), expected, rtol=1e-6)
-        assert other.surrogate.statistics.names == fitted.surrogate.statistics.names
-    kelfi.posterior.save(tmp_path / "posterior.kme")
-    assert "learnt, 2" in type(kelfi.posterior).load(tmp_path / "posterior.kme").info["statistics"]
-    copy.deepcopy(kelfi.likelihoods)
-
-
 def test_the_model_with_the_learnt_density_takes_the_raw_observation(kelfi):
     """Its density and slopes, which NUTS follows, against the posterior's density by NumPy, up to a constant."""
     smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
@@ -160,14 +120,6 @@ def test_the_model_with_the_learnt_density_takes_the_raw_observation(kelfi):
     np.testing.assert_allclose(found - found[0], expected - expected[0], atol=1e-3)
     np.testing.assert_allclose(slopes[0, 0], (expected[2] - expected[3]) / (2 * step), rtol=0.02, atol=0.02)
     assert kelfi.likelihoods["x"](0.0, 0.0).event_shape == (30,)
-
-
-@pytest.mark.slow
-def test_nuts_on_the_raw_observation(kelfi):
-    smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
-    mcmc = MCMC(NUTS(smodel), num_warmup=100, num_samples=200, progress_bar=False)
-    mcmc.run(KEY, x=X)
-    assert_near({name: np.asarray(value) for name, value in mcmc.get_samples().items()}, X)
 
 
 def test_what_is_no_density_of_the_output_is_refused(kelfi):

@@ -67,9 +67,9 @@ def test_each_is_as_one_at_a_time(engine):
     for i in range(len(X)):
         if i in many.refused:
             with pytest.raises(RuntimeError):
-                engine.trained.condition(jax.random.fold_in(KEY, i), x=X[i])
+                engine.condition(jax.random.fold_in(KEY, i), x=X[i])
             continue
-        one = engine.trained.condition(jax.random.fold_in(KEY, i), x=X[i])
+        one = engine.condition(jax.random.fold_in(KEY, i), x=X[i])
         for name, value in one.get_samples().items():
             np.testing.assert_array_equal(samples[name][i], value)
             np.testing.assert_array_equal(many[i].get_samples()[name], value)
@@ -186,5 +186,5 @@ def test_calibration_is_that_of_one_at_a_time(kelfi):
     infer_key = jax.random.split(KEY, 3)[1]
     for j, (x, truth) in enumerate(zip(found.data["x"], found.truths["mean"])):
         x = np.where(np.isnan(X[0]), np.nan, x)
-        draws = kelfi.trained.condition(jax.random.fold_in(infer_key, j), x=x).get_samples()["mean"]
+        draws = kelfi.condition(jax.random.fold_in(infer_key, j), x=x).get_samples()["mean"]
         assert abs(found.ranks["mean"][j] - np.mean(draws < truth)) < 2 / len(draws)

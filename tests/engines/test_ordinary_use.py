@@ -8,7 +8,6 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from numpyro import handlers
 from numpyro.infer.util import log_density
 
 import numpyro_kme as kme
@@ -131,12 +130,12 @@ def of_data(x):
 @pytest.mark.parametrize("run", [nearest, learnt])
 def test_deterministic_sites_follow_the_data(run):
     engine = run(of_data, x=1.2)
-    engine.condition(KEY, x=-1.0)
-    samples = engine.get_samples()
+    posterior = engine.condition(KEY, x=-1.0)
+    samples = posterior.get_samples()
     np.testing.assert_allclose(samples["residual"], -1.0 - samples["theta"], rtol=1e-5, atol=1e-6)
-    mean = engine.expectation(lambda sites: sites["residual"] + sites["theta"])
+    mean = posterior.expectation(lambda sites: sites["residual"] + sites["theta"])
     np.testing.assert_allclose(mean, -1.0, rtol=1e-5)
-    prior = engine.posterior.groups["prior"]
+    prior = posterior.groups["prior"]
     np.testing.assert_allclose(prior["residual"], -1.0 - prior["theta"], rtol=1e-5, atol=1e-6)
 
 
@@ -210,11 +209,6 @@ def test_a_penalty_that_outputs_cannot_hold_is_refused(value, kinds):
         kme.simulate(KEY, black_box(noisy, **kinds), 5, on_failure=kme.Penalise(value), progress_bar=False)
 
 
-def test_a_time_limit_is_a_number():
-    with pytest.raises(TypeError, match="`timeout` must hold real numbers"):
-        kme.simulate(KEY, black_box(noisy), 5, timeout="3", progress_bar=False)
-
-
 @pytest.mark.parametrize("wrapped", [lambda fn: fn, jax.jit])
 def test_noise_of_numpy_in_a_simulator_of_jax_is_refused(wrapped):
     """It is drawn once, while JAX traces the simulator."""
@@ -248,7 +242,7 @@ def test_calibration_of_a_model_that_changes_its_data():
 
 def test_the_precision_may_not_change_in_between():
     engine = nearest(model, x=1.2)
-    with jax.enable_x64(True), pytest.raises(ValueError, match="drew 'theta' as float32, and JAX draws it as float64"):
+    with jax.enable_x64(True), pytest.raises(ValueError, match=r"change the prior of 'theta'.*jax_enable_x64"):
         engine.condition(KEY, x=0.3)
 
 
@@ -256,12 +250,6 @@ def test_without_compilation():
     with jax.disable_jit():
         found = nearest(model, x=1.2)
     np.testing.assert_allclose(found.get_samples()["theta"], nearest(model, x=1.2).get_samples()["theta"], rtol=1e-5)
-
-
-def test_inside_a_trace_of_another_model():
-    with handlers.trace() as seen:
-        kme.Problem.read(model, x=1.2)
-    assert not seen
 
 
 @pytest.fixture(scope="module")
@@ -308,11 +296,6 @@ def test_simulations_outside_the_prior_have_no_coordinates():
         kme.Simulations.from_latents(kme.Problem.read(bounded), {"theta": np.array([0.5, 2.0])}, np.zeros(2))
 
 
-def test_one_number_is_no_table_of_latents():
-    with pytest.raises(ValueError, match=r"`latents\['theta'\]` must have shape \(draws, \*\(\)\).*; got \(\)"):
-        learnt(model, x=1.2).log_density({"theta": 0.5})
-
-
 def test_names_that_are_taken():
     def named(site, x=None):
         numpyro.sample("x", kme.Simulator(noisy, numpyro.sample(site, dist.Normal(0.0, 1.0))), obs=x)
@@ -321,12 +304,6 @@ def test_names_that_are_taken():
         nearest(named, "weight", x=1.2)
     with pytest.raises(ValueError, match=r"ArviZ calls dimensions \['chain'\]"):
         learnt(named, "chain", x=1.2).to_inference_data()
-
-
-@pytest.mark.parametrize("plot", [kme.plots.ranks, kme.plots.coverage])
-def test_a_plot_of_another_object_says_what_it_draws(plot):
-    with pytest.raises(TypeError, match=r"`calibration` must be from diagnostics\.calibrate"):
-        plot(nearest(model, x=1.2))
 
 
 def test_the_bootstrap_says_what_failed():

@@ -5,7 +5,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 from scipy import stats
 
@@ -42,7 +41,7 @@ def kelfi():
 @pytest.mark.filterwarnings("ignore:The posterior depends on which")
 def test_posterior_given_any_number_of_trials(kelfi, n):
     x = data(n)
-    draws = kelfi.trained.condition(jax.random.key(1), x=x).get_samples()["mu"]
+    draws = kelfi.condition(jax.random.key(1), x=x).get_samples()["mu"]
     mean, deviation = exact(x)
     assert abs(draws.mean() - mean) < 1.0 * deviation
     assert 0.75 < draws.std() / deviation < 1.35
@@ -57,15 +56,3 @@ def test_the_model_with_the_learnt_density_adds_up_more_trials(kelfi):
     z = learnt.coordinates.table(mu[:, None])
     expected = np.sum([learnt.at(one).log_density(z) for one in x], axis=0) + stats.norm.logpdf(mu)
     np.testing.assert_allclose(joint(mu), expected, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_nuts_with_the_same_fit_and_more_trials(kelfi):
-    x = data(60)
-    mcmc = MCMC(
-        NUTS(kme.handlers.surrogate(model, kelfi.likelihoods)), num_warmup=100, num_samples=300, progress_bar=False
-    )
-    mcmc.run(jax.random.key(0), x=x)
-    draws, (mean, deviation) = mcmc.get_samples()["mu"], exact(x)
-    assert abs(draws.mean() - mean) < 1.0 * deviation
-    assert 0.7 < draws.std() / deviation < 1.4

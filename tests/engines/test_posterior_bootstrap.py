@@ -75,7 +75,7 @@ def test_samples_keep_constraints_and_resist_outliers(engine):
 
 
 def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
-    estimate = engine.mode()
+    estimate = engine.posterior.mode()
     values = estimate["mean"] + np.linspace(-1.0, 1.0, 21)
     landscape = engine.posterior.landscape("mean", values)
     assert landscape.argmin() == 10
@@ -126,7 +126,7 @@ def test_likelihood_and_transport_are_pulled_by_outliers_as_published(loss):
         engine.run(jax.random.key(0), X)
     means = engine.replicates.reweightings.weights @ X
     assert np.sqrt(np.mean(np.square(engine.get_samples()["mean"] - means))) < 0.1 * means.std()
-    np.testing.assert_allclose(engine.mode()["mean"], X.mean(), rtol=0.01)
+    np.testing.assert_allclose(engine.posterior.mode()["mean"], X.mean(), rtol=0.01)
 
 
 def gaussian(key, num):
@@ -385,7 +385,7 @@ def test_bad_settings_are_named():
     with pytest.raises(ValueError, match="needs a Simulator site"):
         PosteriorBootstrap(density, concentration=1.0, centering="prior predictive").run(jax.random.key(0), X)
     with pytest.raises(RuntimeError, match="should be called first"):
-        _ = PosteriorBootstrap(model).mode()
+        _ = PosteriorBootstrap(model).posterior.mode()
 
 
 def floored(rng_key, mean):

@@ -11,7 +11,6 @@ from numpyro_kme import KELFI, KernelABC, KernelMeans, Simulator
 from numpyro_kme.kernels import Gaussian, GaussianProcessPath, WithLength, lengths, pad
 from numpyro_kme.likelihoods import KernelStatistics
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
-from numpyro_kme.likelihoods.published.learning import Learner
 
 LONGEST, NOISE = 10, 0.3
 KERNEL = GaussianProcessPath(1.0 * Gaussian(2.0), 0.25)
@@ -54,7 +53,7 @@ def kelfi():
 def test_posteriors_of_paths_of_several_lengths(kelfi):
     for n, amplitude in ((8, 0.7), (5, -0.6), (10, 0.1)):
         x = path(np.random.default_rng(n), amplitude, n)
-        draws = kelfi.trained.condition(jax.random.key(1), x=x).get_samples()["amplitude"]
+        draws = kelfi.condition(jax.random.key(1), x=x).get_samples()["amplitude"]
         mean, deviation = exact(x)
         assert abs(draws.mean() - mean) < 1.2 * deviation
         assert 0.7 < draws.std() / deviation < 2.5
@@ -86,25 +85,6 @@ def test_likelihood_against_normal_densities_and_a_solve(kelfi):
     sign, log_size = zip(*(at.signed_log(row) for row in given))
     np.testing.assert_array_equal(sign, np.sign(expected))
     np.testing.assert_allclose(log_size, kappa.max() + np.log(np.abs(expected)), atol=2e-3)
-
-
-def test_many_paths_are_those_one_at_a_time(kelfi):
-    many = kelfi.condition_many(
-        jax.random.key(4), {"x": np.stack([pad(OBSERVED, LONGEST), pad(OBSERVED[:5], LONGEST)])}
-    )
-    one = kelfi.trained.condition(jax.random.fold_in(jax.random.key(4), 1), x=OBSERVED[:5]).get_samples()["amplitude"]
-    found = many.get_samples()["amplitude"][1]
-    assert abs(found.mean() - one.mean()) < 0.3 * one.std() and 0.8 < found.std() / one.std() < 1.25
-
-
-@pytest.mark.slow
-def test_hyperparameters_are_learnt():
-    form = KernelMeans(data_kernel=LENGTHS, learner=Learner(max_steps=20))
-    engine = KELFI(model, 60, form=form, progress_bar=False)
-    engine.run(jax.random.key(0), x=OBSERVED)
-    mean, deviation = exact(OBSERVED)
-    draws = engine.get_samples()["amplitude"]
-    assert abs(draws.mean() - mean) < 1.5 * deviation and 0.6 < draws.std() / deviation < 3.0
 
 
 def test_a_kernel_that_does_not_see_lengths_is_refused():

@@ -26,20 +26,6 @@ def model(x=None):
     numpyro.sample("x", Simulator(growth, drift, shape=LONGEST, dtype=float, ragged=True), obs=x)
 
 
-@pytest.mark.slow  # paths of several lengths are in test_ragged_paths, this kernel in test_ragged
-def test_drift_of_paths_of_two_lengths():
-    """The increments are normal, so that the posterior is known: precision `1 + n / NOISE^2`."""
-    kelfi = KELFI(model, 150, form=KernelStatistics(SignatureRule(level=2)), progress_bar=False)
-    kelfi.run(jax.random.key(0), x=path(np.random.default_rng(0), 0.5, 10))
-    for n in (5, 10):
-        x = path(np.random.default_rng(n), 0.5, n)
-        precision = 1.0 + n / NOISE**2
-        mean, deviation = x[-1] / NOISE**2 / precision, precision**-0.5
-        draws = kelfi.trained.condition(jax.random.key(1), x=x).get_samples()["drift"]
-        assert abs(draws.mean() - mean) < 1.5 * deviation
-        assert 0.6 < draws.std() / deviation < 3.0
-
-
 TIMES = np.arange(1, LONGEST + 1) / 4.0
 
 
@@ -91,17 +77,17 @@ def test_weeks_that_the_observation_lacks_are_left_out_of_the_simulations(lost_w
 
 def test_the_same_weeks_may_be_missing_elsewhere_and_no_others(lost_weeks):
     other = with_gaps(9, (3, 8)[:1], seed=1)
-    draws = lost_weeks.trained.condition(jax.random.key(1), x=other).get_samples()["slope"]
+    draws = lost_weeks.condition(jax.random.key(1), x=other).get_samples()["slope"]
     mean, deviation = exact_slope(np.where(np.isin(np.arange(9), (3, 8)), np.nan, other))
     assert abs(draws.mean() - mean) < 1.5 * deviation
     with pytest.raises(ValueError, match=r"lacks numbers of its rows \[3, 5\], .* without the rows \[3, 8, 9\]"):
-        lost_weeks.trained.condition(jax.random.key(1), x=with_gaps(11, (3, 5)))
+        lost_weeks.condition(jax.random.key(1), x=with_gaps(11, (3, 5)))
 
 
 def test_many_series_and_nuts_lack_the_same_weeks(lost_weeks, tmp_path):
     x = with_gaps(11, (3, 8, 9))
     many = lost_weeks.condition_many(jax.random.key(4), {"x": np.stack([pad(x, LONGEST)] * 2)})
-    one = lost_weeks.trained.condition(jax.random.fold_in(jax.random.key(4), 1), x=x)
+    one = lost_weeks.condition(jax.random.fold_in(jax.random.key(4), 1), x=x)
     np.testing.assert_array_equal(many.get_samples()["slope"][1], one.get_samples()["slope"])
     fitted = lost_weeks.likelihoods["x"]
     fitted.save(tmp_path / "kept.kme")

@@ -8,7 +8,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 import numpyro_kme as kme
@@ -54,13 +53,13 @@ def kelfi():
 def test_posterior_of_another_length(kelfi):
     for n, key in ((8, 1), (35, 2)):
         y = np.random.default_rng(n).normal(0.5, 1.0, size=n)
-        draws = kelfi.trained.condition(jax.random.key(key), x=y).get_samples()["mu"]
+        draws = kelfi.condition(jax.random.key(key), x=y).get_samples()["mu"]
         assert abs(draws.mean() - y.sum() / (n + 1)) < 1.0 / np.sqrt(n + 1)
         assert 0.6 < draws.std() * np.sqrt(n + 1) < 1.7
 
 
 def test_a_padded_observation_is_the_same(kelfi):
-    one, other = (kelfi.trained.condition(jax.random.key(3), x=x).get_samples() for x in (OBSERVED, pad(OBSERVED, 40)))
+    one, other = (kelfi.condition(jax.random.key(3), x=x).get_samples() for x in (OBSERVED, pad(OBSERVED, 40)))
     np.testing.assert_array_equal(one["mu"], other["mu"])
 
 
@@ -70,20 +69,6 @@ def test_the_model_with_the_learnt_density_has_the_density_of_the_posterior(kelf
     joint = jax.jit(jax.vmap(lambda m: log_density(surrogate, (OBSERVED,), {}, {"mu": m})[0]))(mu)
     expected = kelfi.posterior.log_density({"mu": mu})
     np.testing.assert_allclose(joint - joint[0], expected - expected[0], atol=1e-3)
-
-
-@pytest.mark.slow
-def test_nuts_on_the_surrogate_agrees(kelfi):
-    mcmc = MCMC(
-        NUTS(kme.handlers.surrogate(numpy_model, kelfi.likelihoods)),
-        num_warmup=200,
-        num_samples=400,
-        progress_bar=False,
-    )
-    mcmc.run(jax.random.key(0), x=OBSERVED)
-    draws, own = mcmc.get_samples()["mu"], kelfi.get_samples()["mu"]
-    assert abs(draws.mean() - own.mean()) < 0.5 * own.std()
-    assert 0.7 < draws.std() / own.std() < 1.4
 
 
 @pytest.mark.parametrize("model", [numpy_model, jax_model])
@@ -183,17 +168,3 @@ def test_a_store_sees_it(tmp_path):
     np.testing.assert_array_equal(again.x["x"][:10], first.x["x"])
     with pytest.raises(RuntimeError, match="ragged"):
         simulate(jax.random.key(0), model_of(in_numpy, ragged=False), 10, **settings)
-
-
-def test_a_saved_posterior_says_the_same(kelfi, tmp_path):
-    kelfi.posterior.save(tmp_path / "kept.kme")
-    again = type(kelfi.posterior).load(tmp_path / "kept.kme", problem=kme.Problem.read(numpy_model, x=OBSERVED))
-    latents = {"mu": np.linspace(-1.0, 2.0, 5)}
-    np.testing.assert_allclose(again.log_density(latents), kelfi.posterior.log_density(latents), rtol=1e-6)
-
-
-def test_many_observations_of_different_lengths(kelfi):
-    observations = np.stack([pad(OBSERVED, LONGEST), pad(OBSERVED[:7], LONGEST)])
-    many = kelfi.condition_many(jax.random.key(4), {"x": observations})
-    one = kelfi.trained.condition(jax.random.fold_in(jax.random.key(4), 1), x=OBSERVED[:7])
-    np.testing.assert_array_equal(many.get_samples()["mu"][1], one.get_samples()["mu"])

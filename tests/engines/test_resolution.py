@@ -13,8 +13,7 @@ import pytest
 from scipy import stats
 
 import numpyro_kme as kme
-from benchmarks.helpers.sbi_models import TASKS
-from numpyro_kme.engines import reports
+from numpyro_kme.engines.learnt_posterior import emit_warnings
 
 SAID = "depends on which"
 
@@ -62,9 +61,9 @@ def test_one_round_of_a_bent_simulator_asks_for_rounds_and_a_straight_one_does_n
     for x in np.array([[0.4, 1.1], [-0.5, 1.2], [1.5, 0.5], [-1.0, -1.0], [0.0, 0.0], [2.0, 1.0], [-1.5, 2.0]]):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            engine.condition(jax.random.key(1), x=x)
+            posterior = engine.condition(jax.random.key(1), x=x)
         said = [str(one.message) for one in caught if SAID in str(one.message)]
-        told.append((engine.posterior.moved_by_half, said))
+        told.append((posterior.moved_by_half, said))
     assert all(len(said) == (moved > 0.5) for moved, said in told)
     messages = [said[0] for _, said in told if said]
     assert len(messages) >= 2 and "half of the simulations" in engine.info
@@ -78,45 +77,6 @@ def test_linear_problems_are_silent_in_nineteen_of_twenty_keys(dim, size):
     assert false_alarms(dim, size, 20) <= 1
 
 
-@pytest.mark.slow
-def test_lotka_volterra_asks_for_rounds():
-    """Rates near those that are most probable, `(0.88, 0.05, 0.88, 0.05)`, and one and a half sd away: one round of
-    1,000 leaves each posterior to chance. Half of the simulations show it for some of them, and not for all."""
-    task, told = TASKS["lotka_volterra"], []
-    for seed in range(3):
-        rates = np.exp([-0.125, -3.0, -0.125, -3.0]) * np.exp(0.25 * (seed - 1))
-        given = numpyro.handlers.substitute(task, {"theta": jnp.asarray(rates)})
-        x = numpyro.handlers.trace(numpyro.handlers.seed(given, seed)).get_trace()["x"]["value"]
-        engine, said = alarms(task, np.asarray(x), 1000, seed)
-        assert bool(said) == (engine.posterior.moved_by_half > 0.5)
-        assert all("pass num_rounds=5" in message for message in said)
-        told.append(bool(said))
-    assert any(told)
-
-
-def test_the_remedy_says_how_many_and_rounds_only_where_the_engine_makes_them():
-    """By plates: none, alike, and with a missing entry of one; and whether rounds were made."""
-
-    def of(size, event=()):
-        def plates(x=None):
-            theta = numpyro.sample("theta", dist.Normal(jnp.zeros(event), 1.0).to_event(len(event)))
-            with numpyro.plate("n", size):
-                numpyro.sample("x", kme.Simulator(lines, theta), obs=x)
-
-        return plates
-
-    bank = kme.Simulations.from_table(np.zeros((300, 1)), np.zeros((300, 1)))
-    made, read = replace(bank, proposed=100), kme.Problem.read
-    single = read(model(lines, 1), x=np.zeros(1))
-    assert reports.remedy(bank, single).startswith("Simulate more (`num_simulations`), such as 600, or for this obs")
-    assert "num_rounds" not in reports.remedy(made, single) and "`refine`" in reports.remedy(made, single)
-    alike = reports.remedy(bank, read(of(60), x=np.zeros(60)))
-    assert "100 for each of 60 calls along plates, 6,000 in all" in alike and "num_rounds=5" in alike
-    assert "such as 600" in reports.remedy(bank, read(of(3), x=np.zeros(3)))  # which are as many as the rule has
-    gap = np.where(np.arange(120).reshape(60, 2) == 0, np.nan, 0.0)
-    assert reports.remedy(bank, read(of(60, (2,)), x=gap)) == "Simulate more (`num_simulations`), such as 600."
-
-
 def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
     """Against quadrature of the posterior from the same half, in one dimension, at five observations of one engine."""
     engine = kme.KELFI(model(lines, 1), 60, num_rounds=1, num_samples=4000, progress_bar=False)
@@ -124,7 +84,7 @@ def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of some of these
         engine.run(jax.random.key(0), x=np.zeros(1))
-    learnt = engine.trained.learnt
+    learnt = engine.method
     theta = np.asarray(learnt.simulations.latents["theta"], np.float64)
     x = np.asarray(learnt.simulations.x["x"], np.float64)
     rows = np.random.default_rng(0).permutation(60)[:30]
@@ -132,7 +92,7 @@ def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
     for y in np.linspace(-2.0, 2.0, 5)[:, None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            engine.condition(jax.random.key(1), x=y)
+            posterior = engine.condition(jax.random.key(1), x=y)
         moments = []
         for fitted in (learnt.likelihoods["x"], half):
             log_density = fitted.surrogate.at(y).log_density(z[:, None]) - 0.5 * z**2
@@ -141,14 +101,14 @@ def test_half_of_the_simulations_tell_what_the_posterior_may_be_off_by():
             moments.append((mean, np.sqrt(np.average((z - mean) ** 2, weights=weights))))
         (mean, sd), (other, spread) = moments
         expected = max(abs(mean - other) / sd, abs(np.log(spread / sd)))
-        assert abs(engine.posterior.moved_by_half - expected) < 0.15
+        assert abs(posterior.moved_by_half - expected) < 0.15
 
 
 def test_what_is_learnt_well_asks_for_nothing_and_what_is_not_asks_for_more():
     usual = alarms(model(lines, 2), np.array([0.5, -1.0]), 1000, 0)[0]
     assert usual.posterior.moved_by_half < 0.3
     with pytest.warns(UserWarning, match="learnt from half of them it moves by about 0.7 standard deviations") as said:
-        reports.emit_warnings(replace(usual.posterior, moved_by_half=0.7))
+        emit_warnings(replace(usual.posterior, moved_by_half=0.7))
     assert len(said) == 1
     few = alarms(model(lines, 1), np.zeros(1), 30, 0)[0]
     assert np.isnan(few.posterior.moved_by_half) and "half of the simulations" not in few.info

@@ -108,7 +108,7 @@ def test_rejection(x):
     np.testing.assert_array_equal(kept[0], kept[1])
     assert (kept[0] != kept[2]).any()
     again = np.linspace(-1.5, 2.5, 40)
-    engine.condition(KEY, again, one_draw)
+    posterior = engine.condition(KEY, again, one_draw)
     other = kme.RejectionABC(
         model,
         simulations=simulations,
@@ -116,7 +116,7 @@ def test_rejection(x):
         discrepancy=kme.embeddings.Quadratic(Gaussian(np.median(pdist(again[:, None])))),
     )
     other.run(KEY, again, one_draw)
-    np.testing.assert_array_equal(engine.posterior.get_weights()["weight"], other.posterior.get_weights()["weight"])
+    np.testing.assert_array_equal(posterior.get_weights()["weight"], other.posterior.get_weights()["weight"])
 
 
 @pytest.mark.x64

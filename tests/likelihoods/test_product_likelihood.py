@@ -101,7 +101,7 @@ def test_a_run_is_summarised_conditioned_and_saved(tmp_path, capsys):
     engine = kme.KELFI(model, 1000, form=FORM, num_rounds=1, num_samples=1000, progress_bar=False)
     first = np.array([0.2, 1.5, -0.3, 0.8, 7.0, -1.0])
     engine.run(jax.random.key(0), x=first)
-    second = engine.trained.condition(jax.random.key(1), x=first[::-1] - 1.0)
+    second = engine.condition(jax.random.key(1), x=first[::-1] - 1.0)
     for x, posterior in ((first, engine.posterior), (first[::-1] - 1.0, second)):
         mean, sd = exact_mean_and_sd(x)
         theta = np.asarray(posterior.get_samples()["theta"])

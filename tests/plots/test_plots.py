@@ -55,7 +55,7 @@ def engine():
     problem = kme.Problem.read(model, x=OBSERVED)
     draws = {"a": np.exp(rng.normal(size=200)), "b": rng.normal(size=(200, 2)), "c": rng.normal(size=200)}
     simulations = kme.simulate(jax.random.key(0), problem, 40, progress_bar=False)
-    none = dict(likelihoods={}, measures={}, learn_prior=False, drawn=None, extrapolated={})
+    none = dict(likelihoods={}, learn_prior=False, drawn=None, extrapolated={})
     return Known(engine="Known", samples=draws, problem=problem, simulations=simulations, **none)
 
 

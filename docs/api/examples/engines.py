@@ -70,7 +70,7 @@ print(engine.posterior)
 # %% KernelRecursiveABC
 engine = kme.KernelRecursiveABC(model, num_iterations=5, progress_bar=False)
 engine.run(jax.random.key(0), x=x)
-print(engine.mode())
+print(engine.posterior.mode())
 
 # %% FromPosterior
 kelfi = kme.KELFI(model, 300, num_rounds=3, proposal=kme.FromPosterior())
