@@ -179,13 +179,11 @@ def test_the_surrogate_model_agrees_with_the_engine(kelfi):
     np.testing.assert_allclose(std, kelfi.get_samples()["theta"].std(), rtol=0.3)
 
 
-def test_check_looks_up_the_learnt_likelihood(kelfi, capsys):
+def test_check_looks_up_the_learnt_likelihood(kelfi):
     before = kelfi.posterior.problem, kelfi.get_samples()["theta"]
     found = kme.diagnostics.check(jax.random.key(3), kelfi, 3, num_draws=20, progress_bar=False)
     assert kelfi.posterior.problem is before[0] and kelfi.get_samples()["theta"] is before[1]
     assert set(found.surrogate) == {"x"} and 0.0 <= found.surrogate["x"].beyond < 0.5
-    found.print_summary()
-    assert "with a negative surrogate" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
