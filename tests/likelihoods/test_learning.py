@@ -139,7 +139,7 @@ def test_subset_and_last_steps(simulated, fitted):
             sizes.append(len(training.z))
             return super().value_and_gradient(hyper, training)
 
-    quick = KernelMeans(Noted(), learner=Learner(subset=60, last_steps=12)).fit(*simulated)
+    quick = KernelMeans(Noted(), learner=Learner(subset=60, max_steps=48)).fit(*simulated)
     assert set(sizes) == {60, len(simulated[0])} and sizes.count(len(simulated[0])) <= 20
     assert quick.summary.score > fitted.summary.score - 0.05
 

@@ -53,11 +53,11 @@ class Learner:
     Args:
         regularisation_bounds: Bounds of `lam`. The lower one keeps the surrogate from interpolating noise.
         data_factors: Bounds of each data hyperparameter as factors of its start.
-        subset: Number of simulations for all but the last steps.
-        last_steps: Evaluations of a last search with all simulations, where there are more than `subset`.
+        subset: Number of simulations for all but a last search.
         most: Largest number of simulations of the last search, chosen at random. Where there are more, `lam` is divided
             by as much as they are more: the noise variance `m lam` stays.
-        max_steps: Evaluations of every other search.
+        max_steps: Evaluations of a search; a quarter of that for a last one with all simulations, where there are more
+            than `subset`.
         tied: `Tied()` searches over one `eps` and one `beta_0` with all simulations up to `most`, without
             `regularisation_bounds`; when left out, everything is free.
     """
@@ -65,7 +65,6 @@ class Learner:
     regularisation_bounds: tuple[float, float] = (1e-3, 1.0)
     data_factors: tuple[float, float] = (0.02, 50.0)
     subset: int = 350
-    last_steps: int = 15
     most: int = 2000
     max_steps: int = 60
     tied: Tied | None = None
@@ -74,7 +73,7 @@ class Learner:
         for name in ("regularisation_bounds", "data_factors"):
             low, high = getattr(self, name)
             checks.require(0 < low < high < np.inf, f"`{name}` must increase and be positive; got ({low}, {high}).")
-        for name in ("subset", "last_steps", "most", "max_steps"):
+        for name in ("subset", "most", "max_steps"):
             checks.whole(name, getattr(self, name), 1)
         checks.instance("tied", self.tied, Tied | None, "Tied() or None")
 
@@ -212,7 +211,7 @@ def learn(
         if learner.tied is None and len(space.start) > space.common.shape[1]:
             at = search(small, at, each, none, learner.max_steps)
     if len(small.z) < len(training.z):
-        at = search(training, at, each, none, learner.last_steps)
+        at = search(training, at, each, none, max(learner.max_steps // 4, 1))
     score, (*values, lam) = evaluate(at, training)[0], np.exp(at)
     hyper = unravel(np.array([*values, lam * len(training.z) / total]), template)
     return LearntHyperparameters(hyper, score, space.at_bounds(at))

@@ -10,7 +10,6 @@ Objectives are NumPy and have their derivatives written out, backwards from the 
 
 import abc
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -153,16 +152,11 @@ class Summary:
     log_nearest_quantile: Any
 
 
-def held_out_sample(hyper: Hyperparameters, z: Array, data: Any) -> tuple[Hyperparameters, TrainingSet]:
-    """At most about `MOST_HELD_OUT` simulations, with the noise variance `m lam` of all."""
-    training = TrainingSet(np.asarray(z), data).random_subset(MOST_HELD_OUT)
-    return replace(hyper, regularisation=hyper.regularisation * len(z) / len(training.z)), training
-
-
 def summarise(hyper: Hyperparameters, z: Array, data: Any) -> Summary:
     """The summary of a fit; one factorisation of at most about `MOST_HELD_OUT` simulations."""
-    hyper, training = held_out_sample(hyper, z, data)
-    factor = factorised(regularised(hyper.parameter_kernel, training.z, hyper.regularisation))
+    training = TrainingSet(np.asarray(z), data).random_subset(MOST_HELD_OUT)
+    lam = hyper.regularisation * len(z) / len(training.z)  # the noise variance `m lam` stays
+    factor = factorised(regularised(hyper.parameter_kernel, training.z, lam))
     log_gram = log_kernels(hyper.data_kernel, training.data)
     inverse = np.full_like(log_gram, np.nan) if factor is None else inverted(factor)
     with np.errstate(all="ignore"):
