@@ -1,6 +1,7 @@
 """Kernels on time series, and on fields seen at arbitrary places: by a Gaussian process, and by signatures."""
 
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 import jax
@@ -70,7 +71,7 @@ class GaussianProcessPath(Kernel):
         """Matrix of log densities of the paths `x` given the paths `y`; what is shared is factorised once."""
         x, y = _batch("x", x), _batch("y", x if y is None else y)
         across = jax.vmap(_log_density, (None, None, _axes(y)))
-        return self._checked(jax.jit(jax.vmap(across, (None, _axes(x), None)))(self, x, y))
+        return self._checked(jax.vmap(across, (None, _axes(x), None))(self, x, y))
 
     def gram(self, x, y=None):
         """Matrix of densities."""
@@ -96,6 +97,7 @@ class GaussianProcessPath(Kernel):
         return result
 
 
+@jax.jit
 @full_precision
 def _log_density(kernel, a, b):
     """Log density of one path given another, `(places, values)` each, with a third entry where some may not be seen:
@@ -176,7 +178,9 @@ class Signature(Stationary):
         scales = xp.broadcast_to(xp.asarray(self.scales), (rows.shape[-1],))[None, None]
         paths = xp.concatenate([rows / scales, time.astype(rows.dtype)], axis=2)
         increments = xp.diff(paths, axis=1, prepend=xp.zeros_like(paths[:, :1]))
-        return _each(lambda one: _signature(one, self.level), increments)
+        if xp is jnp:
+            return _signatures(increments, self.level)
+        return np.stack([_signature(one, self.level) for one in increments])
 
     def log_profile(self, s):
         """`-s / 2` of the squared distance of signatures in units of `eps`."""
@@ -196,9 +200,9 @@ def _signature(increments: Any, level: int) -> Any:
     return found / xp.sqrt(found @ found)
 
 
-def _each(function, paths):
-    """A function of one path, of each: by NumPy one after another."""
-    return np.stack([function(one) for one in paths]) if namespace(paths) is np else jax.vmap(function)(paths)
+@partial(jax.jit, static_argnums=1)
+def _signatures(increments, level):
+    return jax.vmap(lambda one: _signature(one, level))(increments)
 
 
 @frozen
