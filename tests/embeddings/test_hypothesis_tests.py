@@ -50,19 +50,6 @@ def test_level_and_power(rng, test):
     assert np.median([p_value(key, 2.0) for key in map(jax.random.key, range(9))]) <= 0.05
 
 
-@pytest.mark.parametrize("test", ["mmd", "hsic"])
-def test_other_data_of_the_same_size_do_not_compile_again(rng, test, caplog):
-    for _ in range(2):
-        x, y = rng.normal(size=(2, 13, 1))
-        caplog.clear()
-        with jax.log_compiles():
-            if test == "mmd":
-                mmd_test(KEY, Gaussian(1.0), x, y, num_permutations=7)
-            else:
-                hsic_test(KEY, Gaussian(1.0), Gaussian(1.0), x, y, num_permutations=7)
-    assert not [record.message for record in caplog.records if "Compiling" in record.message]
-
-
 def exact_mmd(shift, scale=0.9):
     """Between N(0, 1) and N(shift, 1) under a Gaussian kernel."""
     total = scale**2 + 2
