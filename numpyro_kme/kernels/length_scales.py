@@ -61,11 +61,7 @@ def median_heuristic_per_dimension(x: Array, *, max_points: int | None = 2048, t
 
 
 def _subset(name, x, max_points):
-    checks.require(
-        checks.is_concrete(x),
-        f"`{name}` is traced: the median heuristic runs on the host; call it outside `jax.jit`.",
-        TypeError,
-    )
+    checks.concrete(**{name: x})
     checks.table(name, x, min_rows=2)
     x = np.asarray(x, dtype=np.float64)
     if max_points is None or len(x) <= max_points:

@@ -1,6 +1,5 @@
 """Kernels that are functions of the scaled distance `r = |(a - b) / length_scale|_2`: stationary, energy."""
 
-import functools
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from jax.typing import ArrayLike
 from scipy.special import gammaln
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import Batched, OverLengthScale, Signed, check_fields, namespace, num_points, register
+from numpyro_kme.kernels.base import Batched, OverLengthScale, Scaled, Signed, Sum, check_fields, namespace, register
 from numpyro_kme.kernels.gram import safe_sqrt, scaled, squared_distances
 
 
@@ -36,7 +35,7 @@ class Stationary(OverLengthScale, Batched):
     def diagonal(self, x):
         """Values at distance 0, `(n,)`."""
         xp = namespace(self, x)
-        return xp.exp(self.log_profile(xp.zeros(num_points(x), xp.result_type(x, 1.0))))
+        return xp.exp(self.log_profile(xp.zeros(len(x), xp.result_type(x, 1.0))))
 
     def log_volume(self, dim: int) -> jax.Array:
         """Logarithm of the product of the `dim` length scales."""
@@ -211,49 +210,27 @@ class RationalQuadratic(Stationary):
         return jnp.where(excess > 0, value, jnp.inf)
 
 
-@register
-class GaussianScaleMixture(Batched):
+def GaussianScaleMixture(length_scales: ArrayLike, weights: ArrayLike | None = None) -> Sum:
     r"""Sum of Gaussian kernels over length scales, `k(a, b) = sum_i w_i exp(-|a - b|^2 / (2 l_i^2))`.
 
     It sees differences at every scale listed, where one length scale would miss those far below and above it.
-    With the default weights, all 1, `k(a, a)` is the number of length scales. One pass computes the distances
-    for all of them.
+    With the default weights, all 1, `k(a, a)` is the number of length scales.
 
     Args:
         length_scales: `(count,)`, `l_i`, each shared by all dimensions, in the units of the data.
         weights: `(count,)`, `w_i`, positive; all 1 when left out.
     """
-
-    length_scales: ArrayLike
-    weights: ArrayLike | None = None
-
-    def __post_init__(self):
-        check_fields(self, checks.positive, "length_scales")
-        shape = jnp.shape(self.length_scales)
-        checks.require(
-            len(shape) == 1 and shape[0] > 0,
-            f"`length_scales` must have shape (count,); got shape {shape}. Add Gaussian kernels for length "
-            "scales per dimension.",
-        )
-        if self.weights is not None:
-            check_fields(self, checks.positive, "weights")
-            checks.shaped("weights", self.weights, shape, "per length scale")
-
-    def _joined(self, log_member: Callable) -> jax.Array:
-        """`log sum_i w_i exp(log_member(l_i))`."""
-        xp, (count,) = namespace(self, log_member(1.0)), jnp.shape(self.length_scales)
-        scales = xp.asarray(self.length_scales)
-        weights = xp.ones(count) if self.weights is None else xp.asarray(self.weights)
-        return functools.reduce(xp.logaddexp, [xp.log(weights[i]) + log_member(scales[i]) for i in range(count)])
-
-    def log_gram(self, x, y=None):
-        """Matrix of log kernel values between `(n, dim)` and `(m, dim)`."""
-        s = squared_distances(*scaled(x, y, 1.0))
-        return self._joined(lambda l: -0.5 * s / l / l)
-
-    def log_integral(self, dim):
-        """`log sum_i w_i (2 pi)^(dim/2) l_i^dim`."""
-        return self._joined(lambda l: Gaussian(l).log_integral(dim))
+    scales = length_scales if isinstance(length_scales, jax.Array) else np.asarray(length_scales, np.float64)
+    weights = np.ones(scales.shape) if weights is None else weights
+    weights = weights if isinstance(weights, jax.Array) else np.asarray(weights, np.float64)
+    checks.positive("length_scales", scales)
+    checks.require(
+        scales.ndim == 1 and len(scales) > 0,
+        f"`length_scales` must have shape (count,); got shape {scales.shape}. Add Gaussian kernels for length "
+        "scales per dimension.",
+    )
+    checks.shaped("weights", weights, scales.shape, "per length scale")
+    return Sum(tuple(Scaled(Gaussian(scale), weight) for scale, weight in zip(scales, weights)))
 
 
 @register

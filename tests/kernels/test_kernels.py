@@ -800,5 +800,5 @@ def test_median_heuristic_is_checked():
         K.median_heuristic(np.ones((1, 2)))
     with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
         K.median_heuristic(np.array([[0.0], [np.nan]]))
-    with pytest.raises(TypeError, match="`x` is traced"):
+    with pytest.raises(TypeError, match="`x` must be concrete"):
         jax.jit(K.median_heuristic)(np.ones((5, 2)))
