@@ -136,7 +136,7 @@ def test_kelfi_with_fixed_widths(rule):
 
     def score(beta, lam):
         hyper = replace(surrogate.hyper, parameter_kernel=Gaussian(beta), regularisation=lam)
-        return float(value(hyper, training))
+        return float(value(hyper, training)[0])
 
     beta, lam = surrogate.hyper.parameter_kernel.length_scale, surrogate.hyper.regularisation
     beta, lam = np.asarray(beta), np.float64(lam)
