@@ -1,1 +1,1 @@
-"""What every part of the package stands on: checks, the host gateway, solves, and private names of other packages."""
+"""The base of all rooms: checks, float64 arithmetic by NumPy, files of values, and private names of other packages."""

@@ -31,7 +31,7 @@ from numpyro_kme._core import checks
 
 
 def _private(owner: Any, name: str) -> Any:
-    """What NumPyro has under a private name."""
+    """Look up a private name of NumPyro."""
     if not hasattr(owner, name):
         where = getattr(owner, "__name__", type(owner).__name__)
         raise checks.explained(
@@ -64,7 +64,7 @@ def rewrapped(fn: Distribution, replace: Callable[[Distribution], Distribution])
 
 
 def fields(value: Any) -> dict[str, Any] | None:
-    """What a distribution of NumPyro was made with, by name, without what it caches; None for anything else."""
+    """Arguments of a distribution of NumPyro by name, without what it caches; None for anything else."""
     if not isinstance(value, Distribution):
         return None
     kind = type(value)
@@ -73,8 +73,8 @@ def fields(value: Any) -> dict[str, Any] | None:
 
 
 def mask(fn: Distribution) -> np.ndarray | jax.Array:
-    """Which elements of the innermost distribution's batch count under all masks around it; NumPy unless a mask is
-    traced."""
+    """Mark the elements of the innermost distribution's batch that count under all masks around it; NumPy unless a mask
+    is traced."""
     event_dim = innermost(fn).event_dim
     batch_shape = fn.shape()[: len(fn.shape()) - event_dim]
     found: np.ndarray | jax.Array = np.ones(batch_shape, bool)
@@ -114,7 +114,7 @@ def outside(handler: Messenger) -> Iterator[None]:
 
 
 def plate_depth() -> int:
-    """How many dimensions of calls the plates around have."""
+    """Number of batch dimensions of the plates around."""
     return max((-known.dim for known in _private(primitives, "_PYRO_STACK") if isinstance(known, plate)), default=0)
 
 
@@ -189,7 +189,7 @@ def constants(program: Any) -> list[Any]:
 
 
 def fingerprint(program: Any) -> bytes:
-    """Of a traced program and its constants, but for traced ones, however they are named."""
+    """Hash a traced program and its constants, but for traced ones, however they are named."""
     found = sha256(re.sub("0x[0-9a-f]+", "", str(program)).encode())
     for number in (number for number in constants(program) if not isinstance(number, jax.core.Tracer)):
         found.update(np.asarray(number).tobytes())

@@ -8,7 +8,7 @@ import numpy as np
 from jax import random
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-"""Of the rounds of Threefry-2x32, by Salmon et al. (2011)."""
+"""Rotations of the rounds of Threefry-2x32 (Salmon et al., 2011)."""
 
 
 def data_of(rng_key: jax.Array) -> np.ndarray:

@@ -113,7 +113,7 @@ def in_blocks(function: Callable[[Any], Any], rows: Any, size: int = BLOCK) -> A
 
 
 def pieces(flat: Any, shapes: Iterable[tuple[int, ...]]) -> list[Any]:
-    """What `(*lead, total)` is made of, one after another, `(*lead, *shape)` each."""
+    """Cut `(*lead, total)` into arrays `(*lead, *shape)`, one after another."""
     shapes = list(shapes)
     ends = np.cumsum([prod(shape) for shape in shapes])[:-1].tolist()
     parts = (np if isinstance(flat, np.ndarray) else jnp).split(flat, ends, axis=-1)

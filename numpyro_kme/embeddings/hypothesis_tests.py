@@ -73,7 +73,7 @@ def mmd_test(
     first = np.arange(n + m) < n
 
     def statistics(of_first):
-        """Of each column of `(n + m, k)`, which says what points are of the first sample: `(k,)`."""
+        """Statistics `(k,)` of divisions of the points: columns of `(n + m, k)` mark the first sample."""
         a, b = of_first.astype(float), (~of_first).astype(float)
         of_a, of_b = gram @ a, gram @ b
         own = np.sum(a * of_a, axis=0) / (n * (n - 1.0)) + np.sum(b * of_b, axis=0) / (m * (m - 1.0))

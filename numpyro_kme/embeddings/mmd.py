@@ -80,7 +80,7 @@ def _squared_mmd(kernel, x, y, v, w, unbiased):
 
 
 def _without_own(kernel, x, w, total):
-    """What `sum_{i != j} w_i w_j k(x_i, x_j) / (1 - sum w_i^2)` adds to the sum over all pairs."""
+    """The difference of `sum_{i != j} w_i w_j k(x_i, x_j) / (1 - sum w_i^2)` from the sum over all pairs."""
     own = jnp.square(w)
     return (total * jnp.sum(own) - jnp.sum(own * kernel.diagonal(x))) / (1.0 - jnp.sum(own))
 
@@ -134,7 +134,7 @@ class Quadratic(Estimator):
     unbiased: bool = field(default=True, metadata=dict(static=True))
 
     def __call__(self, x, y):
-        """As `squared_mmd`."""
+        """The estimate of `squared_mmd`."""
         return squared_mmd(self.kernel, x, y, unbiased=self.unbiased)
 
     def similarity(self, x, y):

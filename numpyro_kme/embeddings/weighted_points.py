@@ -1,4 +1,4 @@
-"""What every probability measure answers, and weighted points as a measure."""
+"""The interface of probability measures, and weighted points as a measure."""
 
 import abc
 from typing import Any

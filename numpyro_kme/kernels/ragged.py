@@ -133,7 +133,7 @@ class WithLength(Batched):
         return -0.5 * apart * apart
 
     def diagonal(self, x):
-        """That of `k`."""
+        """The diagonal of `k`."""
         return self.kernel.diagonal(x[0])
 
 
