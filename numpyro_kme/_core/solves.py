@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from threading import Lock
 
 import jax
@@ -47,15 +47,6 @@ class _OneBlasThread:
 
 
 one_blas_thread = _OneBlasThread()
-
-SMALL = 1000
-"""Rows of matrices that one thread multiplies and factorises as fast as several."""
-
-
-def threads_for(rows: int) -> AbstractContextManager:
-    """`one_blas_thread` for a loop over small matrices; for large ones as many as BLAS likes."""
-    return one_blas_thread if rows <= SMALL else nullcontext()
-
 
 AT_ONCE = 32_768
 """Bytes of an argument that JAX certainly copies at once."""

@@ -206,7 +206,7 @@ def learn(
     each, none = np.eye(len(space.start)), np.zeros((1, len(space.start)))
     # threads of OpenBLAS wait for each other longer than they save: at 350 simulations that doubles the processor time
     # on a quiet machine, and takes nine times as much on a busy one
-    with solves.threads_for(len(small.z)):
+    with solves.one_blas_thread:
         at = search(small, space.start, space.common, grid, learner.max_steps)
         if learner.tied is None and len(space.start) > space.common.shape[1]:
             at = search(small, at, each, none, learner.max_steps)
