@@ -156,7 +156,7 @@ class Engine(abc.ABC):
 
     @property
     def method(self) -> Any:
-        """What was learnt in the last run, whatever the observation; None where the engine keeps nothing."""
+        """Result of learning in the last run, whatever the observation; None where the engine keeps nothing."""
         return self._last[0]
 
     @property

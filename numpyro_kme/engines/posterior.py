@@ -129,8 +129,8 @@ class Posterior(Recomputed, Saved):
     def print_summary(self, prob: float = 0.9) -> None:
         """Print a table of the posterior, with the narrowest intervals that hold a fraction `prob` of the draws, then
         what was learnt."""
-        columns = numbers(self.samples)
-        few = dict(list(columns.items())[:SHOWN])
+        every = numbers(self.samples)
+        few = dict(list(every.items())[:SHOWN])
         rows = summary(_grouped(few, True), prob)
         titles = [
             title for title in next(iter(rows.values())) if title not in ("n_eff", "r_hat")
@@ -139,8 +139,8 @@ class Posterior(Recomputed, Saved):
         print("\n" + " " * wide + "".join(f" {title:>9}" for title in titles))
         for name, row in rows.items():
             print(f"{name:>{wide}}" + "".join(f" {float(row[title]):>9.3g}" for title in titles))
-        if len(columns) > len(few):
-            print(f"{'':>{wide}} and {len(columns) - len(few)} numbers more")
+        if len(every) > len(few):
+            print(f"{'':>{wide}} and {len(every) - len(few)} numbers more")
         print()
         lines = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
         for name, value in self.info.items():
@@ -271,9 +271,14 @@ def missing_entries(site: SimulatorSite) -> dict[str, str]:
     return ({"missing": told} if left_out else {}) | ({"censored": within} if site.censored else {})
 
 
-def varies(columns: np.ndarray) -> np.ndarray:
+def columns(latents: Mapping[str, Any]) -> np.ndarray:
+    """All numbers of latents `{site: (m, *shape)}`, `(m, k)`."""
+    return np.stack([np.asarray(one, np.float64) for one in numbers(latents).values()], axis=1)
+
+
+def varies(table: np.ndarray) -> np.ndarray:
     """Mark columns `(m, p)` that vary by more than rounding in float32; a correlation with itself does not."""
-    return np.ptp(columns, axis=0) > 1e-6 * np.max(np.abs(columns), axis=0)
+    return np.ptp(table, axis=0) > 1e-6 * np.max(np.abs(table), axis=0)
 
 
 def problem_of(posterior: Posterior) -> Problem:

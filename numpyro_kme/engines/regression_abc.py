@@ -18,7 +18,6 @@ from numpyro_kme.engines.weighting import (
     SignedWeights,
     WeightingMethod,
     check_weighting,
-    held_out_regularisation,
     squared_distances,
 )
 from numpyro_kme.kernels import Gaussian, median_heuristic
@@ -88,7 +87,9 @@ class KernelABC(SimulationEngine):
         kernel = table.kernels(self.kernel, self.length_scale)[0]
         epsilon = 0.01 / np.sqrt(len(table)) if self.regularisation is None else self.regularisation
         if table.ragged and self.regularisation is None:
-            epsilon = SMOOTHER * held_out_regularisation(table, kernel, self.tolerance)
+            targets = np.concatenate([table.z, np.square(table.z)], axis=1)
+            held_out = DistributionRegression.fit(kernel, table.x, targets, tolerance=self.tolerance)
+            epsilon = SMOOTHER * float(held_out.regularisation)
         fitted = ConditionalMeanEmbedding.fit(kernel, kernel.points(table.x), epsilon, tolerance=self.tolerance)
         return SignedWeights(self, rng_key, problem, table, fitted)
 
@@ -114,8 +115,7 @@ class KernelBayes(SimulationEngine):
         length_scale: Rule for that kernel, as in `KernelABC`.
         parameter_kernel: On coordinates of the parameters, in which the prior is about standard normal; a Gaussian
             with the median distance as length scale when left out.
-        regularisation: `eps`; when left out `0.01 / m`, or for outputs of any length what predicts parameters and their
-            squares best, each simulation without itself.
+        regularisation: `eps`; `0.01 / m` when left out.
         delta: `2 eps` when left out, as in the paper: best for means. A smaller one, `1e-4 / m`, gives better
             variances where the posterior is narrow; a warning says where a variance comes out negative.
         num_folds: If given, the length scales of both kernels and `eps` are chosen by the K-fold criterion of the paper
@@ -178,8 +178,6 @@ class KernelBayes(SimulationEngine):
         x, m = kernel.points(table.x), len(table)
         on_parameters = self.parameter_kernel or Gaussian(median_heuristic(table.z))
         epsilon = 0.01 / m if self.regularisation is None else self.regularisation
-        if table.ragged and self.regularisation is None:
-            epsilon = held_out_regularisation(table, kernel, self.tolerance)
         settings = KernelBayesSettings(on_parameters, kernel, epsilon, self.delta)
         if self.num_folds is not None:
             epsilons = [0.1 * epsilon, epsilon, 10 * epsilon, 100 * epsilon]

@@ -11,7 +11,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
-from numpyro_kme.engines.posterior import varies
+from numpyro_kme.engines.posterior import columns, varies
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.models.problem import Problem
 
@@ -120,24 +120,18 @@ def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | Non
 def moved(before: Latents, after: Latents) -> float:
     """Distance that a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
     deviation."""
-    changes = [0.0]
-    for name, new in after.items():
-        old, new = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (before[name], new))
-        old, new = (part[:, varies(new)] for part in (old, new))
-        sd = new.std(axis=0)
-        changes += list(np.abs(new.mean(axis=0) - old.mean(axis=0)) / sd)
-        changes += list(np.abs(np.log(sd / np.maximum(old.std(axis=0), 1e-300))))
-    return float(np.max(changes))
+    old, new = columns({name: before[name] for name in after}), columns(after)
+    old, new = old[:, varies(new)], new[:, varies(new)]
+    sd = new.std(axis=0)
+    means, widths = (new.mean(axis=0) - old.mean(axis=0)) / sd, np.log(sd / np.maximum(old.std(axis=0), 1e-300))
+    return float(np.max(np.abs([means, widths]), initial=0.0))
 
 
 def is_narrow(draws: Latents, prior: Latents) -> bool:
     """True if the robust standard deviation of some number is below `NARROW` of the prior's."""
-    for name, wide in prior.items():
-        tables = [np.asarray(part, np.float64).reshape(len(part), -1) for part in (draws[name], wide)]
-        for own, of_prior in zip(*(part[:, varies(tables[1])].T for part in tables), strict=True):
-            if robust_standard_deviation(own) < NARROW * robust_standard_deviation(of_prior):
-                return True
-    return False
+    own, wide = columns({name: draws[name] for name in prior}), columns(prior)
+    pairs = zip(own[:, varies(wide)].T, wide[:, varies(wide)].T)
+    return any(robust_standard_deviation(a) < NARROW * robust_standard_deviation(b) for a, b in pairs)
 
 
 def described(history: Sequence[tuple[int, float]]) -> str:

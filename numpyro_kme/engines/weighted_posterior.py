@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import numbers, shown
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.means import MeanEmbedding
-from numpyro_kme.engines.posterior import Posterior, problem_of
+from numpyro_kme.engines.posterior import Posterior, columns, problem_of
 from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
@@ -127,11 +127,6 @@ def deviation(z: np.ndarray, weights: np.ndarray) -> np.ndarray:
     positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
     least = LEAST_DEVIATION**2 * positive @ np.square(z - positive @ z)
     return np.sqrt(np.maximum(weights @ np.square(z - weights @ z), np.maximum(least, 1e-16)))
-
-
-def columns(latents: Mapping[str, Any]) -> np.ndarray:
-    """All numbers of latents `{site: (m, *shape)}`, `(m, k)`."""
-    return np.stack([np.asarray(one, np.float64) for one in numbers(latents).values()], axis=1)
 
 
 def vector_maps(problem: Problem, coordinates: Coordinates) -> tuple[Callable, Callable]:

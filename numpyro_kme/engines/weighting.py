@@ -26,7 +26,6 @@ from numpyro_kme.engines.posterior import groups, missing_entries, with_present_
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
 from numpyro_kme.engines.weighted_posterior import WeightedPosterior, herded, vector_maps
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import systematic_shuffled
 
@@ -172,13 +171,6 @@ class SignedWeights(WeightingMethod):
 
     def apart(self, x, y):  # noqa: D102
         return squared_distances(self.fitted.right.kernel, x, y)
-
-
-def held_out_regularisation(table: ReferenceTable, kernel: Kernel, tolerance: float) -> float:
-    """The power of ten with which coordinates and their squares are predicted best by kernel ridge regression, each
-    simulation without itself."""
-    targets = np.concatenate([table.z, np.square(table.z)], axis=1)
-    return float(DistributionRegression.fit(kernel, table.x, targets, tolerance=tolerance).regularisation)
 
 
 @numpy_function

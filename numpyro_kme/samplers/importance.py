@@ -270,6 +270,6 @@ def systematic(rng: np.random.Generator, weights: np.ndarray, n: int) -> np.ndar
 
 
 def systematic_shuffled(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.ndarray:
-    """The same by a JAX key and in random order, so that any part is a sample too."""
+    """Systematic resampling by a JAX key, in random order, so that any part is a sample too."""
     rng = numpy_rng(rng_key)
     return rng.permutation(systematic(rng, weights, n))
