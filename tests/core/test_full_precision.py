@@ -55,7 +55,10 @@ def of_measure(measure):
     return both, measure.moments()
 
 
-FORMS = {"residual": kme.ResidualKernelMeans(), "published": kme.KernelMeans()}
+FORMS = {
+    "residual": kme.ResidualKernelMeans(),
+    "published": kme.KernelMeans(learner=kme.likelihoods.Learner(max_steps=2)),
+}
 
 
 @pytest.fixture(scope="module", params=FORMS)

@@ -64,12 +64,6 @@ def test_programs_that_call_back_are_not_shared():
     assert not shared_programs._shared
 
 
-def test_only_the_last_programs_are_kept():
-    for k in range(shared_programs.KEPT + 3):
-        shifted(float(k))(np.ones(1))
-    assert len(shared_programs._shared) == shared_programs.KEPT
-
-
 def noise(rng_key, theta):
     return theta + random.normal(rng_key)
 

@@ -34,11 +34,3 @@ def test_halves_share_no_kind():
         assert sorted(others) == [row for row in found.first if found.kind[row] not in kinds]
         halves.add(frozenset(kinds))
     assert len(halves) == 6
-
-
-def test_without_repeats_they_are_plain_permutations(rng):
-    found = Repeats.of(rng.normal(size=(9, 2)))
-    order = np.random.default_rng(0).permutation(9)
-    np.testing.assert_array_equal(found.at_random(np.random.default_rng(0)), order)
-    half, others = found.halves(np.random.default_rng(0))
-    np.testing.assert_array_equal(np.concatenate([half, others]), order)

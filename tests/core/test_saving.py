@@ -253,8 +253,6 @@ def numpys(path):
 BAD = {
     "no file": (lambda path: path.unlink(), "There is no file"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "is damaged .BadZipFile"),
-    "empty": (lambda path: path.write_bytes(b""), "no file that `save` wrote"),
-    "text": (lambda path: path.write_text("theta,x\n1,2\n"), "no file that `save` wrote"),
     "pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "no file that `save` wrote"),
     "npz": (numpys, "no file that `save` wrote"),
     "changed bytes": (other_bytes, "is damaged"),
