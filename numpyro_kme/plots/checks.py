@@ -74,6 +74,7 @@ def _against_uniform(
         axis.plot(places, heights - (1.0 - slope) * places, label="found", **{"color": COLOURS[0]} | style)
         axis.set_title(name, fontsize="medium")
         axis.set_xlabel(labels[0])
+        axis.margins(y=FILL)
     axes[0].set_ylabel(labels[1])
     legend(axes, ax)
     return figure
