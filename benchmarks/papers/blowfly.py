@@ -86,7 +86,7 @@ def sections(rows):
         versions = " and ".join(sorted({run["jax"] for run in runs}))
         for point in runs[0]["nmse"]:
             scores.append([*key, len(runs), versions, point, *summary([100 * run["nmse"][point] for run in runs])])
-        eps.append([*key, *np.mean([run["eps"] for run in runs], axis=0)])
+        eps.append([*key, *np.broadcast_to(np.mean([run["eps"] for run in runs], axis=0), len(STATISTICS))])
         told.append([*key, *np.mean([run["informativeness"] for run in runs], axis=0)])
         seconds.append([*key, *summary([run["seconds"] for run in runs])])
     numbered = ["simulations", "learnt by", *(f"s{i + 1}" for i in range(len(STATISTICS)))]
