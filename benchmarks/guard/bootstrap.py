@@ -237,7 +237,7 @@ def toggle(options):
     for scale in toggle_switch.LENGTH_SCALES[1:]:
         kernel = kernel + Gaussian(scale)
     cells = jax.jit(jax.vmap(toggle_switch.toggle_switch, (0, None)))
-    for seed in range(5 if options.full else 3):
+    for seed in range(5 if options.full else 2):
         x = np.array(cells(jax.random.split(jax.random.key(seed), toggle_switch.CELLS), truth))
         x[:200] += 10.0 * np.random.default_rng(seed).standard_cauchy(200)
         engine, _ = run(toggle_switch.model, kme.MMD(kernel), seed, x, 500, prior_weight=1.0, prior_draws=500)
