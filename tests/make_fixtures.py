@@ -35,7 +35,7 @@ def main():
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     settings = dict(on_failure="skip", progress_bar=False)
-    bank = kme.simulate(KEY, model, 100, store=folder / "bank.zarr", **settings)
+    bank = kme.simulate(KEY, model, 100, store=folder / "bank", **settings)
     engine = kme.KELFI(model, simulations=bank, form=kme.KernelMeans(), num_samples=100)
     engine.run(KEY, x=np.array([0.5, 0.7]))
     result = folder / "result.nc"

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme.simulations import Store
 
-pytest.importorskip("zarr")
 pytest.importorskip("h5netcdf")
 RELEASES = sorted(path for path in make_fixtures.FIXTURES.iterdir() if path.is_dir())
 
@@ -35,25 +33,13 @@ def test_there_is_a_small_one():
 
 @pytest.mark.x64
 def test_a_store_of_each_release(release):
-    """Its settings, every simulation, and the failures."""
-    store = Store.read(release / "bank.zarr")
-    x, errors = store.load("x")
-    failed = np.array([error is not None for error in errors])
-    assert store.count == len(x) == 100 and 0 < failed.sum() < 10
-    assert {error.kind for error in errors[failed]} == {"ArithmeticError"}
-    problem = kme.Problem.read(make_fixtures.model)
-    bank = kme.Simulations.from_arviz(problem, release / "bank.zarr")
-    np.testing.assert_array_equal(bank.x["x"], x[~failed])
-    np.testing.assert_array_equal(bank.arguments["x"][:, 0], store.arguments("x")[~failed, 0])
-    np.testing.assert_allclose(x[~failed], _again(store, failed), rtol=1e-12)
-
-
-def _again(store, failed):
-    """What the simulator gives now for the stored key."""
-    assert store.settings["key"] == [0, 8]
-    found = kme.simulate(make_fixtures.KEY, make_fixtures.model, 100, on_failure="skip", progress_bar=False)
-    np.testing.assert_array_equal(found.index, np.flatnonzero(~failed))
-    return found.x["x"]
+    """Every simulation, and the failures: what the simulator gives now for the same key."""
+    bank = kme.Simulations.from_store(kme.Problem.read(make_fixtures.model), release / "bank")
+    again = kme.simulate(make_fixtures.KEY, make_fixtures.model, 100, on_failure="skip", progress_bar=False)
+    assert bank.attempted == 100 and bank.failures == again.failures == {"x: ArithmeticError": 100 - len(bank)}
+    np.testing.assert_array_equal(bank.index, again.index)
+    for one, other in ((bank.x, again.x), (bank.arguments, again.arguments), (bank.failed, again.failed)):
+        np.testing.assert_allclose(*(next(iter(arrays.values())) for arrays in (one, other)), rtol=1e-12)
 
 
 def test_a_result_of_each_release(release):

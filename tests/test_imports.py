@@ -27,7 +27,7 @@ kernels      jax numpy scipy
 embeddings   jax numpy scipy
 models       jax numpy scipy numpyro
 simulators   jax numpy scipy numpyro
-simulations  jax numpy joblib tqdm zarr cloudpickle xarray
+simulations  jax numpy joblib tqdm cloudpickle xarray
 samplers     jax numpy
 likelihoods  jax numpy scipy
 losses       jax numpy scipy ot
@@ -115,7 +115,7 @@ def test_what_is_imported_is_declared():
     """The dependencies are what the table allows, which is what is imported; what is optional stands in extras."""
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    optional = {word for name in ("transport", "store", "executor", "plots") for word in declared(extras[name])}
+    optional = {word for name in ("transport", "executor", "plots") for word in declared(extras[name])}
     assert declared(project["dependencies"]).isdisjoint(optional)
     used = {i.name.split(".")[0] for path in PACKAGE.rglob("*.py") for i in imports(path.read_text(), "numpyro_kme")}
     used -= {*sys.stdlib_module_names, "numpyro_kme"}

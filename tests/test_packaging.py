@@ -235,7 +235,6 @@ THREAD = ThreadPoolExecutor(1)
 @pytest.mark.parametrize(
     "missing, extra, use",
     [
-        ("zarr", "store", lambda: kme.simulate(jax.random.key(0), black_box, 2, store="never.zarr")),
         ("cloudpickle", "executor", lambda: kme.simulate(jax.random.key(0), black_box, 2, executor=THREAD)),
         ("ot", "transport", wasserstein._import_pot),
     ],

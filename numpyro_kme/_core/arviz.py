@@ -1,9 +1,7 @@
 """Results as ArviZ objects (0.23 or 1.x), and which Zarr folders and file names are safe."""
 
-import hashlib
 import json
 import os
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -101,24 +99,21 @@ def pair_figure(idata: Any, names: Sequence[str] | None, colour: str, style: Map
         return arviz.plot_pair(idata, var_names=chosen, backend="matplotlib", **style).viz["figure"].item()
 
 
-def read_groups(source: Any, names: Sequence[str], further: Sequence[str] = ()) -> dict[str, dict[str, np.ndarray]]:
+def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
     """Variables of some groups of an ArviZ object, or of a file of one: `{group: {variable: (chain, draw, *event)}}`.
 
-    Nothing in a file is unpickled. The `further` groups have no variables where they are not there.
+    Nothing in a file is unpickled.
 
     Raises:
         ValueError: If a file or one of the groups is not there, or the file is damaged or could hold code.
     """
     if isinstance(source, str | PathLike):
-        return read_groups(_load(Path(source)), names, further)
+        return read_groups(_load(Path(source)), names)
     found = list(source.groups() if callable(source.groups) else source.children)
     missing = [name for name in names if name not in found]
     checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
-    there = [name for name in (*names, *further) if name in found]
-    known = {name: names_of(source[name].attrs) for name in there}
-    return {name: {} for name in further} | {
-        name: {known[name].get(key, key): np.asarray(source[name][key].values) for key in source[name].data_vars}
-        for name in there
+    return {
+        name: {str(key): np.asarray(value.values) for key, value in source[name].data_vars.items()} for name in names
     }
 
 
@@ -176,29 +171,6 @@ CODECS = {
     *("crc32", "crc32c", "adler32", "fletcher32"),
 }
 """Codecs of numbers and text, under the names of Zarr 2 and 3; whatever is not among them might be `pickle`."""
-
-
-NAMES = "names"
-"""Attribute of a group: `{file name: name}` of the variables whose name cannot be that of a file."""
-
-LONGEST = 120
-"""Bytes of a file name; of a longer one a digest stands for the end."""
-
-
-def file_name(name: str) -> str:
-    """A name as it is if any file system takes it; else with "%" and hexadecimal digits for what it would not take."""
-    odd = r"[^\w .-]|^[. ]|[. ]$|^_(?=_)|(?<=^zarr)[.]"
-    safe = re.sub(
-        odd, lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), name
-    )
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return (safe or "%") if len(safe.encode()) <= LONGEST else f"{safe[: LONGEST // 4]}%{digest}"
-
-
-def names_of(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """`{file name: name}` from the attributes of a group."""
-    found = attributes.get(NAMES)
-    return {str(key): str(name) for key, name in found.items()} if isinstance(found, dict) else {}
 
 
 def objection(path: Path) -> str | None:

@@ -116,7 +116,7 @@ def read(path: str | PathLike) -> Any:
     """The value in a file."""
     path = Path(path).expanduser().absolute()
     if not path.is_file():
-        store = " It is a folder: simulations in a store are read by `Simulations.from_arviz`." if path.is_dir() else ""
+        store = " It is a folder: simulations in a store are read by `Simulations.from_store`." if path.is_dir() else ""
         raise checks.explained(f"There is no file {path}.{store}", SavedFileError)
     try:
         with zipfile.ZipFile(path) as archive:

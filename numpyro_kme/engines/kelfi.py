@@ -256,7 +256,7 @@ class KELFI(SimulationEngine):
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
             for site in problem.observations:
                 theta, x, form, seen = training(self, rng_key, problem, site, simulations)
-                coordinates = Coordinates.from_simulations(rng_key, problem, site, simulations).covering(theta)
+                coordinates = Coordinates.from_prior(rng_key, problem, site).covering(theta)
                 measures[site] = prior_measure(rng_key, problem, site, coordinates)
                 how = {"coordinates": coordinates, "measure": measures[site], **seen}
                 likelihoods[site] = fit_likelihood(theta, x, form=form, **how)

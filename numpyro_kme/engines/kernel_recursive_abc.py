@@ -21,7 +21,7 @@ from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import StoreError
+from numpyro_kme.simulations.store import SETTINGS, StoreError
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -145,7 +145,7 @@ class KernelRecursiveABC(SimulationEngine):
         if self.store is not None:
             folder = Path(self.store).expanduser()
             checks.require(
-                not (folder / "zarr.json").exists(),
+                not (folder / SETTINGS).exists(),
                 f"The store {folder} holds simulations of one call, and KernelRecursiveABC keeps a store of each "
                 "iteration in a folder: give another path.",
                 StoreError,

@@ -13,7 +13,7 @@ from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
-from numpyro_kme.embeddings.measures import Measure, NormalMixture, Points, standard_normal
+from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
 from numpyro_kme.engines import rounds
 from numpyro_kme.engines.learnt_model import PARTICLES, Drawn, LearntModel, in_coordinates, in_model
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, observation, plain
@@ -175,7 +175,7 @@ def _determined(problem: Problem, fitted: FittedLikelihood) -> bool:
 def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str) -> Measure:
     """The prior in the coordinates, with the mean and standard deviation that the observation makes most likely."""
     checks.require(
-        _determined(problem, fitted) and len(fitted.coordinates.mixture[0]) == 1,
+        _determined(problem, fitted),
         "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
         f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
     )
@@ -185,7 +185,7 @@ def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str) -> Meas
 def prior_measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
     """Distribution of the coordinates under the prior."""
     if coordinates.exact:
-        return NormalMixture(*coordinates.mixture)
+        return standard_normal(coordinates.dim)
     drawn = problem.draw(rng_key, PARTICLES).arguments[site]  # which stand in for what is not known
     arguments = drawn.reshape(-1, drawn.shape[-1])
     chosen = some_calls(rng_key, PARTICLES, len(arguments) // PARTICLES, PARTICLES)

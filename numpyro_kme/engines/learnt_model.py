@@ -89,7 +89,7 @@ class LearntModel(Recomputed):
     def evaluate(self, u: np.ndarray, given: Mapping[str, Any]) -> Evaluated:
         """Everything at vectors `(n, D)` and values `{site: (n, *shape)}` of discrete latents."""
         latents, terms, arguments = to_host(self._rest(u, dict(given)))
-        z = {name: fitted.coordinates.at(arguments[name]) for name, fitted in self.likelihoods.items()}
+        z = {name: fitted.coordinates.table(arguments[name]) for name, fitted in self.likelihoods.items()}
         learnt = np.broadcast_to(self.log_likelihood(z), terms.log_prior.shape)
         return latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt), learnt
 
@@ -110,7 +110,7 @@ class LearntModel(Recomputed):
         calls)` where some are masked; scales are left out."""
         arguments, found = self.problem.arguments(latents), {}
         for name, prepared in self._prepared.items():
-            site, z = self.problem.simulators[name], self.likelihoods[name].coordinates.at(arguments[name])
+            site, z = self.problem.simulators[name], self.likelihoods[name].coordinates.table(arguments[name])
             values = np.broadcast_to(prepared.log_densities(z), (len(z), *site.simulator.batch_shape))
             found[name] = site.counted(values, lead=1)
         return found
@@ -156,7 +156,7 @@ def in_coordinates(
         rows = numpy_rng(pick_key).permutation(len(found.particles))[:num_samples]
     z, total = found.particles[rows], found.log_density[rows]
     learnt = (total - measure.log_densities(z)) / power
-    return as_drawn(fitted.coordinates.latents_table(z), {site: z}, total, learnt, found)
+    return as_drawn(fitted.coordinates.latents(z), {site: z}, total, learnt, found)
 
 
 @numpy_function

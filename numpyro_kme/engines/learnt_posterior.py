@@ -21,7 +21,6 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
-from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations
@@ -53,11 +52,6 @@ class LearntPosterior(Posterior):
     drawn: learnt_model.Drawn
     extrapolated: Mapping[str, np.ndarray]
     moved_by_half: float = np.nan
-
-    def _with(self, problem: Problem) -> Self:
-        """With the model, also in coordinates that are found by it."""
-        likelihoods = {site: fitted.with_model(problem) for site, fitted in self.likelihoods.items()}
-        return replace(self, problem=problem, likelihoods=likelihoods)
 
     @cached_property
     def in_coordinates(self) -> KernelMeansPosterior:
@@ -174,7 +168,7 @@ class LearntPosterior(Posterior):
         kernel = posterior.herding_kernel()
         candidates = np.asarray(posterior.weighted_particles(rng_key, max(4096, num_samples)).particles)
         chosen = np.asarray(herd(kernel, posterior.embedding(kernel, candidates), candidates, num_samples))
-        latents = {name: np.asarray(v) for name, v in coordinates.latents_table(candidates[chosen]).items()}
+        latents = coordinates.latents(candidates[chosen])
         return self._super_samples({**latents, **problem_of(self).evaluate(latents).deterministics})
 
     def mode(self) -> dict[str, np.ndarray]:
@@ -184,7 +178,7 @@ class LearntPosterior(Posterior):
         """
         if self.learn_prior:
             coordinates = self.likelihoods[problem_of(self).site()].coordinates
-            return numpy_function(Coordinates.latents)(coordinates, self.in_coordinates.mode())
+            return coordinates.latents(np.asarray(self.in_coordinates.mode()))
         problem = problem_of(self)
         checks.require(
             not problem.discrete,

@@ -53,7 +53,7 @@ class ReferenceTable(Recomputed):
         arguments = np.asarray(simulations.arguments[site])
         z = coordinates.table(arguments.reshape(len(arguments), -1))
         if not simulations.latents:
-            simulations = replace(simulations, latents=coordinates.latents_table(z))
+            simulations = replace(simulations, latents=coordinates.latents(z))
         simulator, mask = problem.simulators[site].simulator, observed_part(problem)
         x = np.asarray(simulations.x[site], np.float64)
         if simulator.batch_shape:
@@ -70,12 +70,12 @@ class ReferenceTable(Recomputed):
     def found(
         cls, rng_key: jax.Array, problem: Problem, simulations: Simulations, *, given: bool = False
     ) -> "ReferenceTable":
-        """Read simulations, in coordinates that are found from them.
+        """Read simulations, in coordinates that are found from the prior.
 
         Those that were `given` as draws from the prior are tested to be, by two-sample Kolmogorov-Smirnov tests of
         their coordinates against 1,000 draws, at level `UNLIKELY`.
         """
-        coordinates = Coordinates.from_simulations(rng_key, problem, problem.site(), simulations)
+        coordinates = Coordinates.from_prior(rng_key, problem)
         table = cls.read(coordinates, problem, simulations)
         if not given:
             return table

@@ -133,7 +133,7 @@ def vector_maps(problem: Problem, coordinates: Coordinates) -> tuple[Callable, C
     """Maps of coordinates and latents `{site: (m, *shape)}` to vectors `(m, D)` without constraints that determine the
     latents, and back from vectors to latents: coordinates are such vectors, or all latents without constraints."""
     if coordinates.one_to_one:
-        return (lambda z, latents: z), coordinates.latents_table
+        return (lambda z, latents: z), coordinates.latents
     first = {name: latent.value for name, latent in problem.latents.items()}
     target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
     return numpy_function(lambda z, latents: target.flatten_rows(latents)), numpy_function(target.constrain_rows)

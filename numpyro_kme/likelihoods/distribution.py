@@ -23,7 +23,6 @@ from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare
 from numpyro_kme.models.coordinates import Coordinates
-from numpyro_kme.models.problem import Problem
 
 
 @register
@@ -56,10 +55,6 @@ class FittedLikelihood(Saved, Recomputed):
             | dict(inside.rows),
             "handlers.surrogate(model, {site: fitted}) puts it into a model; fitted(*params) is the distribution",
         )
-
-    def with_model(self, problem: Problem) -> "FittedLikelihood":
-        """A copy, after `load`, for a model whose priors depend on one another: the map to coordinates runs it."""
-        return replace(self, coordinates=self.coordinates.with_model(problem))
 
     def warn_unless_near(self, value: ArrayLike) -> None:
         """Warn where rounds simulated near the posterior of another observation than this one."""
@@ -120,7 +115,7 @@ class FittedLikelihood(Saved, Recomputed):
             `(k, *groups)`. A further draw from where the simulations were drawn lies beyond the region with probability
             of about `1 / (m + 1)`.
         """
-        return self.beyond_at(y, self.coordinates.at(arguments), mask)
+        return self.beyond_at(y, self.coordinates.table(arguments), mask)
 
     def beyond_at(self, y: ArrayLike, z: np.ndarray, mask: ArrayLike = True) -> np.ndarray:
         """Tell that of calls at coordinates `(k, *groups, D)`."""
@@ -199,7 +194,7 @@ class KernelMeansLikelihood(Distribution):
 
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
-        self.arguments, self._read_otherwise = join(params, len(fitted.coordinates.columns))
+        self.arguments, self._read_otherwise = join(params, len(fitted.coordinates.usual))
         if checks.is_concrete((self.arguments, fitted)):
             fitted.coordinates.require_simulated(self.arguments)
         self.prepared: PreparedLikelihood | None = None

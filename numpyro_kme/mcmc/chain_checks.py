@@ -183,7 +183,7 @@ def _location_errors(fitted: FittedLikelihood, value, arguments, weights, draws)
     latents = {name: x[rows].astype(np.float64) for name, x in draws.items() if x.dtype.kind == "f"}
     if len(arguments[rows]) < LEAST or not latents:
         return {}
-    changes = fitted.location_changes(value, fitted.coordinates.at(arguments[rows]), weights)
+    changes = fitted.location_changes(value, fitted.coordinates.table(arguments[rows]), weights)
     if changes is None:
         return {}
     return {n: moved_means(x.reshape(len(x), -1), changes).reshape(x.shape[1:]) for n, x in latents.items()}

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +16,7 @@ from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.display import Card, brief, frozen, names_and_shapes, shown
 from numpyro_kme._core.keys import child, data_of, fold_in
 from numpyro_kme._core.programs import Program, Recomputed
-from numpyro_kme.models import normalise, reading, tracing
+from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
@@ -106,7 +105,7 @@ class Problem(Recomputed):
         Raises:
             ValueError: As `read`.
         """
-        return Problem(self.model, args, kwargs, *reading.read_again(self, args, kwargs))
+        return Problem(self.model, args, kwargs, *reading.read(self.model, args, kwargs, before=self))
 
     @property
     def observations(self) -> dict[str, np.ndarray]:
@@ -167,26 +166,6 @@ class Problem(Recomputed):
         """The simulators' arguments, `{site: (m, *groups, p)}`, at given latents `{site: (m, *shape)}`."""
         return self.evaluate(latents).arguments
 
-    def as_latents(self, arguments: np.ndarray) -> Arrays:
-        """Arguments `(m, p)` of a simulator taken for the latents, one after another, `{site: (m, *shape)}`; none where
-        these are of another number, one is discrete, or an argument does not vary."""
-        shapes = {name: np.shape(latent.value) for name, latent in self.latents.items()}
-        total = sum(map(prod, shapes.values()))
-        if self.discrete or arguments.shape[1:] != (total,) or not np.ptp(arguments, axis=0).all():
-            return {}
-        return dict(zip(shapes, programs.pieces(arguments, shapes.values())))
-
-    def gives(self, latents: Arrays, site: str, arguments: np.ndarray) -> bool:
-        """Whether the simulator at a site takes these arguments `(m, *groups, p)` at latents `{site: (m, *shape)}`.
-
-        The model runs on a thousand rows at a time, and nothing is compiled for it but single operations, whatever
-        the number of rows.
-        """
-        run = jax.vmap(lambda values: self._run(values)[1][site].arguments)
-        found = programs.in_blocks(run, {name: np.asarray(values) for name, values in latents.items()}, 1024)
-        same = found.shape == np.shape(arguments)
-        return same and np.allclose(found, arguments, rtol=1e-5, atol=1e-6 * np.abs(arguments).max())
-
     def log_prior(self, latents: Arrays) -> np.ndarray:
         """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
         return self._at(self._log_prior, latents)
@@ -225,23 +204,6 @@ class Problem(Recomputed):
                 f"{name!r} in the model, such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, "
                 "or write a model whose prior reaches them.",
             )
-
-    def to_normal(self, latents: Arrays) -> dict[str, jax.Array]:
-        """Map one point to independent standard normals: each site given those before it (Rosenblatt's map).
-
-        Traceable and differentiable. Latents left out are taken at one fixed prior draw, which matters only
-        to latents that depend on them.
-        """
-        values = {name: latents.get(name, latent.value) for name, latent in self.latents.items()}
-        trace, _ = self._run(values)
-        return {name: normalise.to_normal(trace[name]["fn"], trace[name]["value"]) for name in latents}
-
-    def from_normal(self, z: Arrays) -> dict[str, jax.Array]:
-        """Inverse of `to_normal`; low-discrepancy points in `z` become low-discrepancy prior draws."""
-        rest = {name: latent.value for name, latent in self.latents.items() if name not in z}
-        given = tracing.set_from(z, lambda name, fn: normalise.from_normal(fn, jnp.asarray(z[name])))
-        trace, _ = self._run(rest, given)
-        return {name: trace[name]["value"] for name in z}
 
     def _run(self, latents, *inside, keys=None):
         return tracing.run(self.model, self.args, self.kwargs, keys, latents, *inside)

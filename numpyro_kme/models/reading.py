@@ -14,7 +14,7 @@ from numpyro.infer.inspect import get_model_relations
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.kernels.ragged import beyond_end
-from numpyro_kme.models import by_numpy, tracing
+from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Latent, SimulatorSite, require_known, require_whole_calls
 
@@ -29,55 +29,55 @@ class Parts(NamedTuple):
 
 
 @tracing.one_model_at_a_time()
-def read(model: Callable, args: tuple, kwargs: Mapping) -> Parts:
-    """Read the parts of `model(*args, **kwargs)`; see `Problem.read`."""
+def read(model: Callable, args: tuple, kwargs: Mapping, before: Any = None) -> Parts:
+    """Read the parts of `model(*args, **kwargs)`; see `Problem.read`. The dependence of sites is that of the same model
+    with other data, `before`, where the sites are the same."""
     tracing.refuse_seeded(model)
-    run = partial(_example, model, args, kwargs)
+    with explained(model, args, kwargs):
+        trace, simulators = tracing.run(model, args, kwargs, None, {})
+    tracing.check_plates(trace)
+    known = {} if before is None else _known_parents(before)
+    fresh = {name for name, site in trace.items() if site["type"] != "plate"} != set(known)
+    parents = _parents(model, args, kwargs, trace) if fresh else known
+    _check_sites(trace, simulators, parents)
+    parts = _parts_of(trace, simulators, parents)
+    if not fresh and _outline(parts) != _outline(before):
+        return read(model, args, kwargs)
+    if fresh:
+        _warn_of_new_functions(model, args, kwargs, simulators)
+        _check_weights(parts, model, args, kwargs)
+    return parts
+
+
+def _known_parents(before: Any) -> dict[str, tuple[str, ...]]:
+    parents: dict[str, tuple[str, ...]] = dict.fromkeys((*before.deterministics, *before.likelihoods), ())
+    return parents | {
+        name: site.parents for known in (before.latents, before.simulators) for name, site in known.items()
+    }
+
+
+def _parents(model: Callable, args: tuple, kwargs: Mapping, trace) -> dict[str, tuple[str, ...]]:
+    """The sample sites that each site depends on."""
+    with explained(model, args, kwargs), tracing.as_numpyro_does(), handlers.block():
+        upstream = get_model_relations(tracing.PresentPrecision(model), args, dict(kwargs))["sample_sample"]
+    return {name: _behind(name, upstream, trace) for name in upstream}
+
+
+def _warn_of_new_functions(model: Callable, args: tuple, kwargs: Mapping, simulators: Mapping[str, Simulator]) -> None:
+    """Warn where a simulator's function is made anew each time the model runs."""
     functions: dict[str, Callable] = {}
 
     def run_again():
-        functions.update({name: found.fn for name, found in run()[1].items()})
+        again = tracing.run(model, args, kwargs, None, {})[1]
+        functions.update({name: found.fn for name, found in again.items()})
 
-    with explained(model, args, kwargs):
-        trace, simulators = run()
-    tracing.check_plates(trace)
-    with explained(model, args, kwargs), tracing.as_numpyro_does(), handlers.block():
-        jax.eval_shape(run_again)
-        upstream = get_model_relations(tracing.PresentPrecision(model), args, dict(kwargs))["sample_sample"]
-    parents = {name: _behind(name, upstream, trace) for name in upstream}
-    _check_sites(trace, simulators, parents)
+    jax.eval_shape(run_again)
     for name, simulator in simulators.items():
         if functions[name] != simulator.fn:
             checks.warn(
                 f"The simulator `{simulator.name}` of site {name!r} is a new function each time the model runs, a "
                 "lambda or a function defined inside the model, so JAX compiles it again each time. Define it outside."
             )
-    parts = _parts_of(trace, simulators, parents)
-    _check_weights(parts, model, args, kwargs)
-    return parts
-
-
-def _example(model: Callable, args: tuple, kwargs: Mapping) -> tuple[dict, dict[str, Simulator]]:
-    """The trace of one run, the same each time, and the `Simulator` of each site."""
-    return tracing.run(model, args, kwargs, None, {}, by_numpy.ExampleValues())
-
-
-def read_again(before: Any, args: tuple, kwargs: Mapping) -> Parts:
-    """As `read`, for other data of a model that was read: dependence is read again only where the sites are others."""
-    try:
-        trace, simulators = _example(before.model, args, kwargs)
-    except Exception:  # which `read` explains
-        return read(before.model, args, kwargs)
-    parents: dict[str, tuple[str, ...]] = dict.fromkeys((*before.deterministics, *before.likelihoods), ())
-    for known in (before.latents, before.simulators):
-        parents |= {name: site.parents for name, site in known.items()}
-    if {name for name, site in trace.items() if site["type"] != "plate"} != set(parents):
-        return read(before.model, args, kwargs)
-    found = _parts_of(trace, simulators, parents)
-    if _outline(found) != _outline(before):
-        return read(before.model, args, kwargs)
-    _check_sites(trace, simulators, parents)
-    return found
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 from numpyro_kme._core.saving import SavedFileError
 from numpyro_kme.models.simulator_functions import Command
-from numpyro_kme.simulations.failures import Failure, Penalise, Retry, SimulatedMissing, SimulationError, StoreError
+from numpyro_kme.simulations.failures import Failure, Penalise, Retry, SimulatedMissing, SimulationError
 from numpyro_kme.simulations.simulate import Plan, simulate
 from numpyro_kme.simulations.simulations import Simulations
-from numpyro_kme.simulations.store import Store
+from numpyro_kme.simulations.store import Store, StoreError
 
 __all__ = ["Command", "Plan", "SavedFileError", "Simulations", "Store", "StoreError", "simulate"]
 __all__ += ["Failure", "Penalise", "Retry", "SimulatedMissing", "SimulationError"]  # where simulations fail

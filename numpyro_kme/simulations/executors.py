@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager
 from functools import lru_cache
@@ -101,12 +101,16 @@ def run(
         while waiting or running:
             while waiting and len(running) < IN_FLIGHT:
                 task = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-                running[_submit(pool, simulate_pickled, pickled, [row(i) for i in task], timeout)] = task
+                inputs = [row(i) for i in task]
+                with _working():
+                    running[pool.submit(simulate_pickled, pickled, inputs, timeout)] = task
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             if not done:
                 report([], [])  # what came in before is written now
             for future in done:
-                task, (seconds, outcomes) = running.pop(future), _result(future)
+                task = running.pop(future)
+                with _working():
+                    seconds, outcomes = future.result()
                 report(task, outcomes)
                 size = int(np.clip(TASK_SECONDS * len(task) / max(seconds, 1e-6), 1, min(2 * size, 64)))
     except KeyboardInterrupt:
@@ -117,28 +121,19 @@ def run(
             future.cancel()
 
 
-def _submit(pool: Executor, *call: Any) -> Future:
+@contextmanager
+def _working() -> Iterator[None]:
+    """Raise errors of an executor as its own, and not as those of a simulation."""
     try:
-        return pool.submit(*call)
-    except Exception as error:
-        raise _stopped(error) from error
-
-
-def _result(future: Future) -> tuple[float, list[Outcome]]:
-    try:
-        return future.result()
+        yield
     except simulator_functions.WrongOutput:
         raise
     except Exception as error:
-        raise _stopped(error) from error
-
-
-def _stopped(error: Exception) -> SimulationError:
-    return checks.explained(
-        f"The executor stopped working: {error} ({type(error).__name__}). Start another one; with `store=` nothing "
-        "that was simulated is lost.",
-        SimulationError,
-    )
+        raise checks.explained(
+            f"The executor stopped working: {error} ({type(error).__name__}). Start another one; with `store=` nothing "
+            "that was simulated is lost.",
+            SimulationError,
+        ) from error
 
 
 def _limited(seconds: float | None, function: Callable, *args: Any) -> Any:

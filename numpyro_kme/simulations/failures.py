@@ -1,10 +1,6 @@
-"""What goes wrong: simulations that fail or take too long, and policies; stores in use, of other settings, damaged."""
+"""What goes wrong: simulations that fail or take too long, and policies for them."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -121,86 +117,3 @@ def stops(on_failure: OnFailure) -> bool:
 def timed_out(seconds) -> Failure:
     """The failure of a simulation that has taken too long."""
     return Failure("timeout", f"it took longer than {seconds:g} s")
-
-
-_NOTHING = "(nothing)"
-
-MOST = 5
-"""Differences that an error names."""
-
-
-class StoreError(RuntimeError):
-    """A store that cannot be read or written, or that belongs to other simulations."""
-
-
-@contextmanager
-def writing(path: Path, kept: Callable[[], str]) -> Iterator[None]:
-    """Raise errors of a disk that is full or must not be written, with what is `kept`."""
-    try:
-        yield
-    except OSError as error:
-        raise checks.explained(
-            f"The store {path} cannot be written: {error.strerror or error}. {kept()} Make room, or see to the "
-            "permission, and run the same again: it goes on from what is there.",
-            StoreError,
-        ) from error
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold a lock on a folder, where the system has such locks; a process that ends lets go of it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise checks.explained(
-                f"The store {path} is in use by another run: wait for that to end, or give another path.", StoreError
-            ) from error
-        except OSError:  # a network file system without locks
-            pass
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_UN)
-        os.close(folder)
-
-
-def differences(stored: Mapping, asked: Mapping) -> str:
-    """The first differences between settings, in words."""
-    stored, asked = _flat(stored), _flat(asked)
-    found = [
-        _difference(key, stored.get(key, _NOTHING), asked.get(key, _NOTHING))
-        for key in sorted({*stored, *asked})
-        if stored.get(key, _NOTHING) != asked.get(key, _NOTHING)
-    ]
-    rest = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
-    return "; ".join(found[:MOST] + rest)
-
-
-def _difference(key: str, stored: Any, asked: Any) -> str:
-    if _NOTHING in (stored, asked):
-        return f"{key} is {'no more' if asked is _NOTHING else 'new'}"
-    digests = str(stored).startswith("#") and str(asked).startswith("#")
-    return f"{key} differs" if digests else f"{key}: {stored} in the store, {asked} now"
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries with joined keys."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    return {key: leaf for name, value in tree.items() for key, leaf in _flat(value, f"{prefix} {name}".strip()).items()}
-
-
-def damaged(path: Path, what: str) -> StoreError:
-    """The error of a folder that cannot be read as a store."""
-    return checks.explained(
-        f"{path} is not a store of simulations, or it is damaged: {what}. Restore a copy, or remove it and simulate "
-        "again.",
-        StoreError,
-    )

@@ -7,7 +7,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme.models import simulator_functions
 
 _NUMBERS = (type(None), bool, int, float, complex)
 
@@ -25,13 +24,13 @@ class UnreadableError(ValueError):
     """A function, or a value that it holds, that has no fingerprint."""
 
 
-def fingerprint(roots: Mapping[str, Any]) -> dict[str, str]:
-    """Digests of the parts of callables `{what: callable}`, such as "closure variable `sd` of `walk`".
+def fingerprint(value: Any) -> str:
+    """A digest of a callable, or of what one holds.
 
     Seen are the source without comments; closures, defaults and attributes of functions; the globals that the code
     names, and those of the user's own modules; `functools.partial`, `functools.wraps`, `jax.jit`, bound methods;
     classes; the state of any object, as pickle would have it; arrays by dtype, shape and bytes. What belongs to Python
-    or to an installed package counts by its name. A number stands for itself.
+    or to an installed package counts by its name.
 
     Not seen are files, programs and environment variables that the code uses, modules that a function imports itself,
     and attributes that it finds by a computed name.
@@ -39,41 +38,6 @@ def fingerprint(roots: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         UnreadableError: For source that cannot be read, and values that cannot be pickled, such as locks.
     """
-    found: dict[str, str] = {}
-    for what, root in roots.items():
-        found |= {f"{what}: {part}": _readable(value) or _digest(value) for part, value in _opened(root).items()}
-    return found
-
-
-def is_another(one: Any, other: Any) -> bool:
-    """Tell whether two callables differ, or cannot be compared."""
-    try:
-        return fingerprint({"": one}) != fingerprint({"": other})
-    except UnreadableError:
-        return True
-
-
-def _opened(root: Any) -> dict[str, Any]:
-    """Parts of a callable that a person can tell apart."""
-    if isinstance(root, functools.partial):
-        given = [*enumerate(root.args), *root.keywords.items()]
-        return {**_opened(root.func), **{f"argument `{name}`": value for name, value in given}}
-    if isinstance(root, types.MethodType):
-        return {**_opened(root.__func__), **_opened(root.__self__)}
-    if isinstance(root, types.FunctionType):
-        return _parts_of_function(root)
-    if not hasattr(root, "__dict__") or isinstance(root, type) or _is_installed(type(root).__module__):
-        return {simulator_functions.name(root): root}
-    known = _parts(root) or {"class": type(root), **vars(root)}
-    return {"class": known.pop("class"), **{f"attribute `{name}`": value for name, value in known.items()}}
-
-
-def _readable(value: Any) -> str:
-    """A number as it is written, and nothing for anything else."""
-    return repr(value) if type(value) in _NUMBERS or isinstance(value, np.number | np.bool_) else ""
-
-
-def _digest(value: Any) -> str:
     try:
         return f"#{_hasher()().hash(value)[:16]}"
     except UnreadableError:
@@ -84,6 +48,14 @@ def _digest(value: Any) -> str:
             "is, such as version=1.",
             UnreadableError,
         ) from error
+
+
+def is_another(one: Any, other: Any) -> bool:
+    """Tell whether two callables differ, or cannot be compared."""
+    try:
+        return fingerprint(one) != fingerprint(other)
+    except UnreadableError:
+        return True
 
 
 @functools.cache
@@ -98,7 +70,7 @@ def _hasher() -> type:
 
         def save_set(self, set_items: Any) -> None:
             """Save a set by the digests of its members, whose order no process shares with another."""
-            self.save_reduce(types.SimpleNamespace, (), sorted(map(_digest, set_items)))
+            self.save_reduce(types.SimpleNamespace, (), sorted(map(fingerprint, set_items)))
 
         dispatch = {**NumpyHasher.dispatch, set: save_set, frozenset: save_set}
 

@@ -1,8 +1,7 @@
 """Simulations from the prior of a model, or at given latents: each with its own key, with a policy for failures."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -26,7 +25,6 @@ from numpyro_kme.simulations.failures import (
     Retry,
     SimulatedMissing,
     SimulationError,
-    StoreError,
     retries,
 )
 from numpyro_kme.simulations.fingerprint import fingerprint
@@ -66,7 +64,7 @@ def simulate(
         timeout: Seconds for one simulation of a black-box simulator.
         executor: Where black-box simulators run: any `concurrent.futures.Executor` (loky's and MPI's too), or a Dask
             `Client`. In this process when left out.
-        store: A folder, such as `"sims.zarr"`, to write results to as they come. A run that ended early goes on from
+        store: A folder, such as `"sims"`, to write results to as they come. A run that ended early goes on from
             there; a larger `num_simulations` adds to it; another model, simulator, key or `Retry.times` is refused,
             with what differs. A fingerprint sees code, closures, defaults, globals, arrays and the state of objects,
             and not the files, programs and environment variables that a simulator uses.
@@ -154,9 +152,8 @@ class Plan:
         """Simulate at draws, or take what a store has of them."""
         if path is None:
             return self._run(rng_key, problem, draws, None)
-        number = len(next(iter(draws.latents.values())))
-        with _opened(path, partial(_settings, rng_key, problem, self), draws, problem) as store:
-            return self._run(rng_key, problem, _as_stored(store, draws, number), store)
+        with Store(path).opened(partial(_settings, rng_key, problem, self)) as store:
+            return self._run(rng_key, problem, draws, store)
 
     def _check_execution(self, problem: Problem) -> None:
         """Executors and time limits are for black boxes; NaN has one meaning."""
@@ -193,56 +190,28 @@ class Plan:
         with progress.steps("simulating", total, self.progress_bar) as bar:
             for name, site in problem.simulators.items():
                 run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
-                x[name], errors[name], repeats = run.all()
-                repeated += int(repeats.sum())
+                x[name], errors[name] = run.all()
+                repeated += run.repeated
         return replace(_gathered(draws, x, errors, self.on_failure), repeated=repeated)
 
 
 def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any]:
     """Everything that simulations depend on, beside the parameters that a store holds: key, code, shapes, precision."""
-    simulators = _simulators(problem)
-    roots = {f"simulator of `{name}`": simulator.fn for name, simulator in simulators.items()}
-    given = {} if plan.missing is None else {"missing": str(plan.missing)}
-    return given | {
+    found = {
         "key": np.asarray(random.key_data(rng_key) if checks.is_key(rng_key) else rng_key).tolist(),
-        "version": None if plan.version is None else str(plan.version),
-        "code": fingerprint(roots | {"model": problem.model}) if plan.version is None else {},
+        "version": plan.version,
+        "missing": plan.missing,
         "retries": retries(plan.on_failure),
         "block size": plan.block_size,
         "float64": jnp.result_type(float) == jnp.float64,
-        "simulator": {
-            name: {
-                "function": simulator_functions.name(simulator.fn),
-                "shape": list(simulator.shape()),
-                "dtype": str(simulator.dtype),
-                "black box": simulator.black_box,
-                **({"ragged": True} if simulator.ragged else {}),
-            }
-            for name, simulator in simulators.items()
-        },
     }
-
-
-@contextmanager
-def _opened(path: str | PathLike, settings: Callable[[], dict], draws: Draws, problem: Problem) -> Iterator[Store]:
-    """The store of these simulations; it may hold more of them, or fewer."""
-    prior, arguments = {**draws.latents, **draws.deterministics}, draws.arguments
-    outputs = {name: (found.shape(), site_runs.dtype_of(found)) for name, found in _simulators(problem).items()}
-    before = settings()
-    with Store.open(path, before, prior, arguments, outputs) as store:
-        for name, value in arguments.items():
-            stored = store.arguments(name)[: len(value)]
-            if stored.shape != value.shape or not np.allclose(stored, value, rtol=1e-5, equal_nan=True):
-                raise checks.explained(
-                    f"The store {store.path} holds simulations at other parameters of site {name!r}: its first is at "
-                    f"{stored[0].tolist()}, this model's at {value[0].tolist()}. Was the model given other data, on "
-                    "which these depend? Give another path.",
-                    StoreError,
-                )
-        try:
-            yield store
-        finally:
-            store.admit(before, settings())
+    for name, simulator in _simulators(problem).items():
+        kind = "black box" if simulator.black_box else "JAX"
+        known = simulator_functions.name(simulator.fn), simulator.shape(), str(simulator.dtype), simulator.ragged, kind
+        found[f"simulator of `{name}`"] = known
+        if plan.version is None:
+            found[f"code of `{name}`"] = fingerprint(simulator.fn)
+    return found if plan.version is not None else found | {"code of the model": fingerprint(problem.model)}
 
 
 def _check_penalty(value: float, problem: Problem) -> None:
@@ -260,16 +229,6 @@ def _check_penalty(value: float, problem: Problem) -> None:
 
 def _simulators(problem: Problem) -> dict[str, Simulator]:
     return {name: site.simulator for name, site in problem.simulators.items()}
-
-
-def _as_stored(store: Store, draws: Draws, count: int) -> Draws:
-    """The draws that the store was made at: on another machine their last digits may differ."""
-    prior = store.prior()
-    return Draws(
-        {name: prior[name][:count] for name in draws.latents},
-        {name: store.arguments(name)[:count] for name in draws.arguments},
-        draws.deterministics,
-    )
 
 
 def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:

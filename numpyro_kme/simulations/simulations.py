@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import field, replace
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpyro_kme.kernels.ragged import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations.failures import SimulatedMissing, not_ragged
-from numpyro_kme.simulations.store import DONE, PENDING
+from numpyro_kme.simulations.store import Store
 
 
 @saveable
@@ -194,39 +195,56 @@ class Simulations(Saved):
 
         Args:
             problem: The model, as `Problem.read` gives it.
-            source: An `InferenceData`, a `DataTree`, or the path of a netCDF file or Zarr store of one; what `simulate`
-                stored, or any engine's `to_inference_data()`, among them. Simulations that failed or hold NaN are left
-                out and counted; those of a store that never ran are not there.
+            source: An `InferenceData`, a `DataTree`, or the path of a netCDF file or Zarr store of one, such as any
+                engine's `to_inference_data()`. Simulations that hold NaN are left out and counted.
             missing: As in `from_table`; simulations with NaN are kept then.
         Raises:
             ValueError: If a group or variable is missing, or shapes do not fit the model.
         """
         checks.instance("problem", problem, Problem, "a model as `Problem.read(model)` gives it")
-        groups = arviz.read_groups(source, ("prior", "prior_predictive"), ("simulations",))
+        groups = arviz.read_groups(source, ("prior", "prior_predictive"))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
         sound = np.all([_sound(value, _ragged_dims(problem, name), missing) for name, value in x.items()], axis=0)
-        ran = np.ones(len(sound), bool)
-        for status in (value for name, value in groups["simulations"].items() if name.startswith("status of ")):
-            sound, ran = sound & (status.ravel() == DONE), ran & (status.ravel() != PENDING)
-        wrong = ran & ~sound
-        found = cls.from_latents(
-            problem,
-            {name: value[sound] for name, value in latents.items()},
-            {name: value[sound] for name, value in x.items()},
-            missing=missing,
-        )
-        failures = {"failed" if groups["simulations"] else "not finite": int(np.sum(wrong))} if wrong.any() else {}
-        failed = {name: value[wrong] for name, value in latents.items()}
-        repeats = [int(value.sum()) for name, value in groups["simulations"].items() if name.startswith("repeats of ")]
-        return replace(
-            found,
-            index=np.flatnonzero(sound),
-            failures=failures,
-            failed=failed,
-            attempted=int(np.sum(ran)),
-            repeated=sum(repeats),
-        )
+        found = cls.from_latents(problem, _rows(latents, sound), _rows(x, sound), missing=missing)
+        failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
+        failed = _rows(latents, ~sound)
+        return replace(found, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
+
+    @classmethod
+    def from_store(
+        cls, problem: Problem, path: str | PathLike, *, missing: SimulatedMissing | None = None
+    ) -> "Simulations":
+        """Take what `simulate` has written to a store, of a run that ended early too, whatever its settings.
+
+        Args:
+            problem: The model, as `Problem.read` gives it.
+            path: The store.
+            missing: As in `from_table`.
+        Raises:
+            StoreError: If it is no store, or damaged.
+            ValueError: If shapes do not fit the model.
+        """
+        checks.instance("problem", problem, Problem, "a model as `Problem.read(model)` gives it")
+        known: dict[str, dict[int, tuple]] = {name: {} for name in problem.simulators}
+        latents: dict[int, Arrays] = {}
+        for part in Store(path).parts():
+            for i, row in enumerate(part.rows.tolist()):
+                known.setdefault(part.site, {})[row] = part.x[i], part.kinds[i]
+                latents[row] = {name: value[i] for name, value in part.latents.items()}
+        ran = sorted(set.intersection(*map(set, known.values())))
+        kinds = [next((f"{name}: {rows[row][1]}" for name, rows in known.items() if rows[row][1]), "") for row in ran]
+        checks.require("" in kinds, f"The store {path} has no simulation that did not fail.")
+        sound = np.array([not kind for kind in kinds])
+        table = {name: np.array([latents[row][name] for row in ran]) for name in latents[ran[0]]}
+        x = {name: np.array([rows[row][0] for row in ran]) for name, rows in known.items()}
+        found = cls.from_latents(problem, _rows(table, sound), _rows(x, sound), missing=missing)
+        index, failures = np.array(ran)[sound], dict(Counter(kind for kind in kinds if kind))
+        return replace(found, index=index, failures=failures, failed=_rows(table, ~sound), attempted=len(ran))
+
+
+def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: value[kept] for name, value in arrays.items()}
 
 
 def _ragged_dims(problem: Problem, site: str) -> int:

@@ -18,7 +18,7 @@ from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import executors
 from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite, not_ragged, retries, stops
-from numpyro_kme.simulations.store import CHUNK, PENDING, Store
+from numpyro_kme.simulations.store import MOST, Part, Store, StoreError
 
 if TYPE_CHECKING:
     from numpyro_kme.simulations.simulate import Plan
@@ -57,13 +57,13 @@ class Run:
         self.keys = fold_in(data_of(child(rng_key, crc32(site.encode()))), np.arange(total))
         self.x = np.zeros((total, *simulator.shape()), dtype_of(simulator))
         self.errors = np.full(total, None, object)
-        self.repeats = np.zeros(total, np.uint32)
+        self.repeated = 0
         self._failures = 0
         self._unwritten: list[int] = []
         self._written = time.monotonic()
 
-    def all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Outputs `(m, *batch, *event)`; for each simulation a `Failure` or None, and how often it was repeated."""
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs `(m, *batch, *event)`, and for each simulation a `Failure` or None."""
         rows = self._not_in_store()
         try:
             for attempt in range(self.retries + 1):
@@ -73,22 +73,34 @@ class Run:
                 rows = np.array(sorted(again), int)
         finally:
             self._write()
-        return self.x, self.errors, self.repeats
+        return self.x, self.errors
 
     def _not_in_store(self) -> np.ndarray:
         """Take what the store has; numbers of the simulations that remain."""
-        total = len(self.x)
-        if self.store is None:
-            return np.arange(total)
-        x, errors = self.store.load(self.site)
-        pending = self.store.status(self.site)[:total] == PENDING
-        self.x[~pending], self.errors[~pending] = x[:total][~pending], errors[:total][~pending]
-        self.repeats[~pending] = self.store.repeats(self.site)[:total][~pending]
-        self.bar.update(total - int(pending.sum()))
+        pending = np.ones(len(self.x), bool)
+        for part in () if self.store is None else self.store.parts():
+            own = part.rows < len(self.x)
+            if part.site == self.site and own.any():
+                rows = part.rows[own]
+                self._require_same(part.arguments[own], self.arguments[rows])
+                self.x[rows], pending[rows] = part.x[own], False
+                kinds = np.array(part.kinds, object)[own]
+                self.errors[rows] = [Failure(kind, "as the store says") if kind else None for kind in kinds]
+        self.bar.update(int(np.sum(~pending)))
         failed = np.flatnonzero(self.errors != None)  # noqa: E711
         if self.stops and len(failed):
             self._raise(failed[0])
         return np.flatnonzero(pending)
+
+    def _require_same(self, stored: np.ndarray, asked: np.ndarray) -> None:
+        """Refuse a store of simulations at other parameters; on another machine last digits may differ."""
+        checks.require(
+            stored.shape == asked.shape and np.allclose(stored, asked, rtol=1e-5, equal_nan=True),
+            f"The store holds simulations at other parameters of site {self.site!r}: its first is at "
+            f"{stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other data, on which "
+            "these depend? Give another path.",
+            StoreError,
+        )
 
     def _report(self, again: list[int] | None, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
         """Record finished simulations; those that failed are run `again`, or raise where the policy is that."""
@@ -103,14 +115,14 @@ class Run:
                 self.errors[row] = outcome
                 failed.append(row)
             else:
-                self.repeats[row] += 1
+                self.repeated += 1
                 again.append(row)
         self.bar.update(len(sound) + len(failed))
         self._failures += len(failed)
         if failed:
             self.bar.set_postfix(failed=self._failures)
         self._unwritten += sound if self.stops else sound + failed
-        if len(self._unwritten) >= CHUNK or time.monotonic() - self._written > WRITE_SECONDS:
+        if len(self._unwritten) >= MOST or time.monotonic() - self._written > WRITE_SECONDS:
             self._write()
         if failed and self.stops:
             self._raise(failed[0])
@@ -125,7 +137,9 @@ class Run:
         """Write what has come in."""
         rows, self._unwritten, self._written = self._unwritten, [], time.monotonic()
         if self.store is not None and rows:
-            self.store.write(self.site, rows, self.x[rows], self.errors[rows], self.repeats[rows])
+            latents = {name: np.asarray(value)[rows] for name, value in self.latents.items()}
+            kinds = tuple("" if error is None else error.kind for error in self.errors[rows])
+            self.store.write(Part(self.site, np.array(rows), latents, self.arguments[rows], self.x[rows], kinds))
 
     def _raise(self, row: int) -> NoReturn:
         failure = self.errors[row]

@@ -23,7 +23,6 @@ from numpyro_kme.embeddings.weighted_points import Points
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
 from numpyro_kme.mcmc.handlers import generalized_bayes, surrogate
-from numpyro_kme.models.normalise import from_normal
 from numpyro_kme.simulators import bernoulli_glm, lotka_volterra
 
 KEY, GAUSSIAN = jax.random.key(0), kernels.Gaussian(1.0)
@@ -132,12 +131,10 @@ def test_a_synthetic_likelihood():
     assert not rounded_products(jax.grad(jax.jit(density)), X[1])
 
 
-def test_simulators_and_priors():
+def test_simulators():
     series, theta = RNG.normal(size=(20, 2)).astype(np.float32), np.zeros(10, np.float32)
     assert not rounded_products(lotka_volterra.statistics, series)
     assert not rounded_products(lambda t: bernoulli_glm.spikes(KEY, t), theta)
-    prior = dist.MultivariateNormal(jnp.zeros(2, jnp.float32), MIXTURE[2][0])
-    assert not rounded_products(lambda z: from_normal(prior, z), X[0])
 
 
 def test_bayesian_kernel_learning():

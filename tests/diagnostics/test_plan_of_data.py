@@ -119,7 +119,7 @@ def test_the_plan_of_the_engine_without_its_store(engine, policy, tmp_path, monk
 
     for name in ("simulate", "simulate_at"):
         monkeypatch.setattr(Plan, name, spy(getattr(Plan, name)))
-    engine.executor, engine.on_failure, engine.store, engine.version = 7, policy, tmp_path / "sims.zarr", 3
+    engine.executor, engine.on_failure, engine.store, engine.version = 7, policy, tmp_path / "sims", 3
     check(KEY, engine, 10, num_draws=10, progress_bar=False)
     engine.store, engine.simulations = None, engine.posterior.simulations
     calibrate(KEY, engine, 10, num_draws=10, progress_bar=False)

@@ -284,7 +284,7 @@ PLAN = {
     "num_simulations": 500,
     "on_failure": "skip",
     "executor": ThreadPoolExecutor(1),
-    "store": "sims.zarr",
+    "store": "sims",
     "version": "2",
     "timeout": 9.0,
     "progress_bar": True,

@@ -162,7 +162,7 @@ def test_simulations_made_elsewhere(kelfi):
 
 
 def test_a_store_sees_it(tmp_path):
-    settings = {"store": tmp_path / "kept.zarr", "progress_bar": False}
+    settings = {"store": tmp_path / "kept", "progress_bar": False}
     first = simulate(jax.random.key(0), numpy_model, 10, **settings)
     again = simulate(jax.random.key(0), numpy_model, 12, **settings)
     np.testing.assert_array_equal(again.x["x"][:10], first.x["x"])

@@ -51,7 +51,7 @@ def divergence(surrogate, coordinates):
     rng = np.random.default_rng(6)
     theta = rng.normal(size=(400, 1))
     x = turning(rng, theta)
-    return np.mean(log_density_of_series(x, theta) - log_densities(surrogate, x, coordinates.at(theta)))
+    return np.mean(log_density_of_series(x, theta) - log_densities(surrogate, x, coordinates.table(theta)))
 
 
 def test_a_series_whose_next_value_follows_the_last_by_a_curve(series):
@@ -110,7 +110,7 @@ def test_the_map_is_triangular_and_its_log_scales_are_its_slopes(rng):
 def test_every_entry_may_be_in_an_interval(series):
     """By the integral of the learnt density over the box."""
     low, high, theta = np.array([-1.0, 0.5, 0.0]), np.array([0.5, 2.0, 1.5]), np.array([[0.2], [1.0]])
-    nothing, z = np.full(3, np.nan), series.coordinates.at(theta)
+    nothing, z = np.full(3, np.nan), series.coordinates.table(theta)
     found = prepare(series, nothing, bounds=(low, high)).log_densities(z)
     points, weights = np.polynomial.legendre.leggauss(12)
     cube = np.stack(np.meshgrid(*[0.5 + 0.5 * points] * 3, indexing="ij"), axis=-1).reshape(-1, 3)

@@ -148,9 +148,9 @@ def test_what_was_asked_of_a_likelihood_is_not_part_of_it(learnt):
     def simulator(rng_key, theta):
         return fitted(theta)
 
-    before = pickle.dumps(fitted), fingerprint({"simulator": simulator})
+    before = pickle.dumps(fitted), fingerprint(simulator)
     assert fitted.region.limit > 0.0 and fitted.num_simulations == 400
-    assert (pickle.dumps(fitted), fingerprint({"simulator": simulator})) == before
+    assert (pickle.dumps(fitted), fingerprint(simulator)) == before
 
 
 def test_the_log_density_falls_steeply_at_the_bound(learnt):
@@ -274,7 +274,7 @@ def test_a_posterior_beyond_the_edge_is_found_there_and_one_inside_is_not(copies
     for y, share in ((theta.max() + 1.0, (0.95, 1.0)), (0.5, (0.0, 0.005))):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            logs = fitted.at(np.full(copies, y)).log_density(fitted.coordinates.at(grid))
+            logs = fitted.at(np.full(copies, y)).log_density(fitted.coordinates.table(grid))
         weights = np.exp(logs - logs.max() - 0.5 * np.square(grid[:, 0] / 10.0))
         weights /= weights.sum()
         beyond = weights @ fitted.beyond(np.full(copies, y), grid)

@@ -48,7 +48,7 @@ def test_one_interval(fitted, end):
 
 def test_two_intervals(fitted):
     y, ends = bounds(x0=(-np.inf, Y[0] + 0.3), x1=(0.5 * Y[1], 1.5 * Y[1]))
-    near = np.asarray(fitted.coordinates.at(THETA[5:6])) + 0.2 * Z
+    near = np.asarray(fitted.coordinates.table(THETA[5:6])) + 0.2 * Z
     found = prepare(fitted, y, bounds=ends).log_densities(near)
     learnt = fitted.surrogate.marginal(np.ones(4, bool), np.isnan(y))
     # tails are heavy

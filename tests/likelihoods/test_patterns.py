@@ -104,7 +104,7 @@ def test_outputs_that_lack_different_entries(residual, lead, groups):
         for n, t in zip(numbers.ravel(), theta.reshape(-1, 2))
     ]
     np.testing.assert_allclose(found, np.reshape(expected, batch), rtol=2e-4, atol=2e-4)
-    z = residual.coordinates.at(np.stack([arguments, arguments + 0.1]))
+    z = residual.coordinates.table(np.stack([arguments, arguments + 0.1]))
     on_host = prepare(residual, ROWS.reshape(*lead, 5)).log_densities(z)
     np.testing.assert_allclose(on_host[0], np.reshape(expected, batch), rtol=1e-6)
 

@@ -1,7 +1,6 @@
 """The Simulator distribution: draws, shapes, plates, and the sentences for everything it cannot do."""
 
 import re
-import warnings
 from functools import partial
 
 import jax
@@ -16,12 +15,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, log_likelihoo
 from numpyro.infer.inspect import get_dependencies, get_model_relations, render_model
 from numpyro.infer.util import log_density
 
-from numpyro_kme._core import programs
 from numpyro_kme.models.simulator import Simulator
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", FutureWarning)
-    import arviz as az
 
 
 def noisy_sum(key, theta, scale=1.0):
@@ -80,12 +74,6 @@ def test_old_style_keys_give_the_same_draw():
     np.testing.assert_array_equal(fn.sample(random.PRNGKey(7)), fn.sample(random.key(7)))
 
 
-def test_moments_of_draws():
-    x = Simulator(noisy_sum, jnp.array([1.0, 2.0, -0.5]), 0.5).sample(random.key(1), (4000,))
-    assert abs(x[:, 0].mean() - 2.5) < 5 * 0.5 / np.sqrt(4000)
-    assert abs(x[:, 0].std() - 0.5) < 5 * 0.5 / np.sqrt(8000)
-
-
 @pytest.mark.parametrize(
     ("fn", "support", "differentiable"),
     [
@@ -103,11 +91,6 @@ def test_support_and_differentiability(fn, support, differentiable):
     assert np.all(fn.support(draw))
     feasible = fn.mask(jnp.array(False)).support.feasible_like(draw)
     assert feasible.shape == draw.shape and feasible.dtype == draw.dtype
-
-
-def test_integer_support_takes_both_signs_and_no_fractions():
-    support = Simulator(counts, 2.0).support
-    assert support(np.array([-3, 0, 4])) and not support(np.array([0.5, 0.0, 1.0]))
 
 
 @pytest.mark.smoke
@@ -158,15 +141,6 @@ def test_black_box_inside_jax_depends_on_the_key_alone():
     np.testing.assert_array_equal(x, rng.normal(theta, 1.0))
 
 
-def test_black_box_under_vmap_equals_a_loop():
-    thetas, keys = jnp.arange(12.0).reshape(4, 3), random.split(random.key(0), 4)
-    batched = jax.vmap(lambda k, t: BlackBox(t).sample(k))(keys, thetas)
-    looped = np.stack([BlackBox(t).sample(k) for k, t in zip(keys, thetas)])
-    np.testing.assert_array_equal(batched, looped)
-    common = jax.vmap(lambda t: BlackBox(t).sample(keys[0], (2,)))(thetas)
-    np.testing.assert_allclose(common[1] - common[0], np.full((2, 3), 3.0))
-
-
 def test_black_box_in_a_model():
     def black(x=None):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -193,13 +167,6 @@ def test_black_box_that_breaks_its_declaration(fn, shape, dtype):
     simulator = Simulator(fn, 0.0, shape=shape, dtype=dtype)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"declares shape \(3,\) and dtype .* but returned shape"):
         np.asarray(simulator.sample(random.key(0)))
-
-
-@pytest.mark.x64
-def test_casts_within_a_kind_are_made():
-    simulator = Simulator(lambda rng, t: rng.poisson(t, 3), 2.0, shape=3, dtype=np.float64)
-    x = simulator.sample(random.key(0))
-    assert x.dtype == np.float64 and np.all(x == np.round(x))
 
 
 def test_without_x64():
@@ -275,17 +242,6 @@ def test_a_parameter_that_may_run_along_a_plate_needs_event_dims(theta_shape, pl
         handlers.seed(grouped, 0)(theta_shape, None, plates)
 
 
-def test_an_outer_plate_is_checked_too():
-    def nested():
-        with numpyro.plate("outer", 4):
-            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-            with numpyro.plate("inner", 20):
-                numpyro.sample("x", Simulator(noisy_sum, theta))
-
-    with pytest.raises(ValueError, match=r"shape \(4,\) and plates expand"):
-        handlers.seed(nested, 0)()
-
-
 def test_a_mask_inside_a_plate_does_not_hide_the_simulator_from_it():
     def masked(theta, event_dims=None):
         mask = jnp.arange(4) > 0
@@ -297,15 +253,6 @@ def test_a_mask_inside_a_plate_does_not_hide_the_simulator_from_it():
     fn = handlers.trace(handlers.seed(masked, 0)).get_trace(jnp.zeros((4, 3)), 1)["x"]["fn"]
     assert fn.batch_shape == (4,) and isinstance(fn.base_dist, Simulator)
     np.testing.assert_array_equal(fn._mask, [False, True, True, True])
-
-
-def test_to_event_and_format_shapes():
-    def whole():
-        numpyro.sample("x", Simulator(noisy_sum, jnp.zeros((5, 3)), event_dims=1).to_event(1))
-
-    trace = handlers.trace(handlers.seed(whole, 0)).get_trace()
-    assert trace["x"]["fn"].event_shape == (5, 2)
-    assert "x dist | 5 2" in numpyro.util.format_shapes(trace)
 
 
 # what works with NumPyro
@@ -328,21 +275,6 @@ def test_predictive_condition_substitute_uncondition():
     assert not trace["x"]["is_observed"] and trace["x"]["value"].shape == (2,)
 
 
-def test_predictive_given_draws_simulates_at_each():
-    thetas = jnp.arange(12.0).reshape(4, 3) * 100
-    x = Predictive(model, {"theta": thetas})(random.key(0))["x"]
-    np.testing.assert_allclose(x[:, 0], thetas.sum(1), atol=8.0)
-
-
-@pytest.mark.x64
-def test_trace_under_jit_and_vmap():
-    def draw(key):
-        return handlers.seed(model, key)()
-
-    keys = random.split(random.key(0), 3)
-    np.testing.assert_allclose(jax.jit(jax.vmap(draw))(keys), np.stack([draw(k) for k in keys]), rtol=1e-12)
-
-
 def test_mask_and_scale():
     masked = handlers.mask(handlers.scale(handlers.seed(model, 0), 2.0), False)
     density, trace = log_density(masked, (X,), {}, {})
@@ -357,16 +289,6 @@ def test_the_graph_of_the_model_has_the_right_edges(x):
     assert relations["sample_sample"]["x"] == ["theta"] and relations["sample_dist"]["x"] == "Simulator"
     assert get_dependencies(model, model_args=(x,))["prior_dependencies"]["x"] == {"theta": set(), "x": set()}
     assert "theta -> x" in render_model(model, model_args=(x,)).source
-
-
-def test_prior_predictive_in_arviz():
-    draws = Predictive(model, num_samples=6)(random.key(0))
-    if az.__version__.startswith("0."):
-        idata = az.from_numpyro(prior=draws, num_chains=1)
-    else:
-        chains = {name: value[None] for name, value in draws.items()}
-        idata = az.from_numpyro(prior=chains, num_chains=1, sample_dims=["chain", "draw"])
-    np.testing.assert_array_equal(np.asarray(idata["prior"]["x"]).reshape(6, 2), draws["x"])
 
 
 # what has no density says so
@@ -384,23 +306,16 @@ def svi():
     SVI(model, guide, numpyro.optim.Adam(0.1), Trace_ELBO()).run(random.key(0), 2, X, progress_bar=False)
 
 
-def svi_value():
-    Trace_ELBO().loss(random.key(0), {"m": jnp.zeros(3)}, model, guide, X)
-
-
 @pytest.mark.parametrize(
     "evaluate",
     [
         nuts,
         svi,
-        svi_value,
         lambda: log_density(model, (X,), {}, {"theta": jnp.zeros(3)}),
         lambda: log_likelihood(model, {"theta": jnp.zeros((4, 3))}, X),
-        lambda: log_likelihood(model, {"theta": jnp.zeros((4, 3))}, X, parallel=True),
         lambda: jax.jit(lambda t: log_density(model, (X,), {}, {"theta": t})[0])(jnp.zeros(3)),
-        lambda: jax.jacfwd(lambda t: log_density(model, (X,), {}, {"theta": t})[0])(jnp.zeros(3)),
     ],
-    ids=["NUTS", "SVI", "ELBO", "log_density", "log_likelihood", "parallel", "jit", "forward mode"],
+    ids=["NUTS", "SVI", "log_density", "log_likelihood", "jit"],
 )
 def test_a_density_is_refused_with_the_name_of_the_simulator(evaluate):
     with pytest.raises(NotImplementedError) as caught:
@@ -418,11 +333,6 @@ def test_a_density_under_plates_and_masks_names_the_simulator():
 
     with pytest.raises(NotImplementedError, match="`counts` is a simulator"):
         log_density(many, (jnp.zeros((4, 3), int),), {}, {"theta": jnp.zeros(3)})
-
-
-def test_a_density_asked_for_directly():
-    with pytest.raises(NotImplementedError, match=r"`noisy_sum` is a simulator.*\{site: fitted\}"):
-        Simulator(noisy_sum, jnp.zeros(3)).log_prob(X)
 
 
 # bad input
@@ -507,13 +417,6 @@ def test_an_unhashable_simulator_is_explained():
 
     with pytest.raises(TypeError, match=r"`Settings` cannot be hashed.*frozen=True"):
         Simulator(Settings(), 1.0)
-
-
-def test_a_function_is_compiled_once(monkeypatch):
-    monkeypatch.setattr(programs, "_shared", type(programs._shared)())
-    for i in range(3):
-        Simulator(lambda key, theta: theta + random.normal(key), float(i)).sample(random.key(i))
-    assert len(programs._shared) == 1
 
 
 def test_numpy_simulators_give_floats_unless_they_say_otherwise():
