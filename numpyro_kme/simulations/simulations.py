@@ -15,7 +15,7 @@ from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.kernels.ragged import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulations.failures import SimulatedMissing, not_ragged
+from numpyro_kme.simulations.failures import SimulatedMissing, SimulationError, not_ragged
 from numpyro_kme.simulations.store import Store
 
 
@@ -234,13 +234,14 @@ class Simulations(Saved):
                 latents[row] = {name: value[i] for name, value in part.latents.items()}
         ran = sorted(set.intersection(*map(set, known.values())))
         kinds = [next((f"{name}: {rows[row][1]}" for name, rows in known.items() if rows[row][1]), "") for row in ran]
-        checks.require("" in kinds, f"The store {path} has no simulation that did not fail.")
+        failures = dict(Counter(kind for kind in kinds if kind))
+        checks.require("" in kinds, f"All {len(ran)} simulations failed: {failures}.", SimulationError)
         sound = np.array([not kind for kind in kinds])
         table = {name: np.array([latents[row][name] for row in ran]) for name in latents[ran[0]]}
         x = {name: np.array([rows[row][0] for row in ran]) for name, rows in known.items()}
         found = cls.from_latents(problem, _rows(table, sound), _rows(x, sound), missing=missing)
-        index, failures = np.array(ran)[sound], dict(Counter(kind for kind in kinds if kind))
-        return replace(found, index=index, failures=failures, failed=_rows(table, ~sound), attempted=len(ran))
+        failed = _rows(table, ~sound)
+        return replace(found, index=np.array(ran)[sound], failures=failures, failed=failed, attempted=len(ran))
 
 
 def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
