@@ -234,14 +234,14 @@ class Simulations(Saved):
                 latents[row] = {name: value[i] for name, value in part.latents.items()}
         ran = sorted(set.intersection(*map(set, known.values())))
         kinds = [next((f"{name}: {rows[row][1]}" for name, rows in known.items() if rows[row][1]), "") for row in ran]
-        failures = dict(Counter(kind for kind in kinds if kind))
-        checks.require("" in kinds, f"All {len(ran)} simulations failed: {failures}.", SimulationError)
+        total, failures = len(ran), dict(Counter(kind for kind in kinds if kind))
+        checks.require("" in kinds, f"All {total} simulations failed: {failures}.", SimulationError)
         sound = np.array([not kind for kind in kinds])
         table = {name: np.array([latents[row][name] for row in ran]) for name in latents[ran[0]]}
         x = {name: np.array([rows[row][0] for row in ran]) for name, rows in known.items()}
         found = cls.from_latents(problem, _rows(table, sound), _rows(x, sound), missing=missing)
         failed = _rows(table, ~sound)
-        return replace(found, index=np.array(ran)[sound], failures=failures, failed=failed, attempted=len(ran))
+        return replace(found, index=np.array(ran)[sound], failures=failures, failed=failed, attempted=total)
 
 
 def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
