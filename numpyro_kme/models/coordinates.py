@@ -92,13 +92,10 @@ def _interpolated(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _continued(knots: np.ndarray, powers: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """A curve with further knots on the straight line behind its last."""
-    width, (cubic, square, linear, constant) = knots[-1] - knots[-2], powers[:, -1]
-    slope = (3.0 * cubic * width + 2.0 * square) * width + linear
-    value = ((cubic * width + square) * width + linear) * width + constant
-    steps = width * np.arange(number - len(knots) + 1)
-    line = np.stack([0.0 * steps, 0.0 * steps, slope + 0.0 * steps, value + slope * steps])[:, :-1]
-    return np.concatenate([knots, knots[-1] + steps[1:]]), np.concatenate([powers, line], axis=1)
+    """A curve with its last knot repeated, and the straight line behind it, so that there are this many knots."""
+    last, width, more = powers[:, -1], knots[-1] - knots[-2], number - len(knots)
+    line = np.array([0.0, 0.0, np.polyval(np.polyder(last), width), np.polyval(last, width)])
+    return np.pad(knots, (0, more), mode="edge"), np.append(powers, np.tile(line[:, None], more), axis=1)
 
 
 @register

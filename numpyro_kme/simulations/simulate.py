@@ -28,7 +28,7 @@ from numpyro_kme.simulations.failures import (
     retries,
 )
 from numpyro_kme.simulations.fingerprint import fingerprint
-from numpyro_kme.simulations.simulations import Simulations
+from numpyro_kme.simulations.simulations import Simulations, of_rows
 from numpyro_kme.simulations.store import Store
 
 
@@ -245,16 +245,12 @@ def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
         raise checks.explained(f"All {total} simulations failed: {dict(failures)}.", SimulationError)
     kept = np.ones(total, bool) if isinstance(on_failure, Penalise) else sound
     return Simulations(
-        arguments=_rows(draws.arguments, kept),
-        x=_rows(x, kept),
-        latents=_rows(draws.latents, kept),
-        deterministics=_rows(draws.deterministics, kept),
+        arguments=of_rows(draws.arguments, kept),
+        x=of_rows(x, kept),
+        latents=of_rows(draws.latents, kept),
+        deterministics=of_rows(draws.deterministics, kept),
         index=np.flatnonzero(kept),
         failures=dict(failures),
-        failed=_rows(draws.latents, ~sound),
+        failed=of_rows(draws.latents, ~sound),
         attempted=total,
     )
-
-
-def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: np.asarray(value)[kept] for name, value in arrays.items()}

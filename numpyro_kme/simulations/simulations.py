@@ -206,9 +206,9 @@ class Simulations(Saved):
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
         sound = np.all([_sound(value, _ragged_dims(problem, name), missing) for name, value in x.items()], axis=0)
-        found = cls.from_latents(problem, _rows(latents, sound), _rows(x, sound), missing=missing)
+        found = cls.from_latents(problem, of_rows(latents, sound), of_rows(x, sound), missing=missing)
         failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
-        failed = _rows(latents, ~sound)
+        failed = of_rows(latents, ~sound)
         return replace(found, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
 
     @classmethod
@@ -239,13 +239,14 @@ class Simulations(Saved):
         sound = np.array([not kind for kind in kinds])
         table = {name: np.array([latents[row][name] for row in ran]) for name in latents[ran[0]]}
         x = {name: np.array([rows[row][0] for row in ran]) for name, rows in known.items()}
-        found = cls.from_latents(problem, _rows(table, sound), _rows(x, sound), missing=missing)
-        failed = _rows(table, ~sound)
+        found = cls.from_latents(problem, of_rows(table, sound), of_rows(x, sound), missing=missing)
+        failed = of_rows(table, ~sound)
         return replace(found, index=np.array(ran)[sound], failures=failures, failed=failed, attempted=total)
 
 
-def _rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: value[kept] for name, value in arrays.items()}
+def of_rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
+    """Some of the simulations, of each array."""
+    return {name: np.asarray(value)[kept] for name, value in arrays.items()}
 
 
 def _ragged_dims(problem: Problem, site: str) -> int:
