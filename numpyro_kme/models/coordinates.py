@@ -1,5 +1,6 @@
 """Coordinates of a simulator's arguments, about standard normal under the prior: normal scores, decorrelated."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -244,13 +245,14 @@ def _exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
     """
     table, latents = draws.arguments[site], problem.latents
     checks.require(table.ndim == 2, "the simulator's parameters vary along plates", NotExact)
-    found = {name: quantiles(latent) for name, latent in latents.items()}
+    own = {name: one for name, one in latents.items() if not (one.parents or one.discrete)}
+    found = {name: quantiles(one.fn, one.value.shape) for name, one in own.items()}
     known = {name: values for name, values in found.items() if values is not None}
     checks.require(len(known) > 0, "no latent has a prior of its own, normal or of a known `cdf`", NotExact)
     rest = {name: np.tile(latent.value, (len(SCORES),) + (1,) * latent.value.ndim) for name, latent in latents.items()}
     entries = np.concatenate([values.reshape(len(SCORES), -1) for values in known.values()], axis=1)
-    own = np.concatenate([draws.latents[name].reshape(len(table), -1) for name in known], axis=1)
-    scores = Curves.through(entries, SCORES[:, None])(own.astype(np.float64))
+    drawn = np.concatenate([draws.latents[name].reshape(len(table), -1) for name in known], axis=1)
+    scores = Curves.through(entries, SCORES[:, None])(drawn.astype(np.float64))
     shown = np.asarray(problem.arguments(rest | known)[site], np.float64)
     curves = Curves.through(shown, SCORES[:, None])
     readers: dict[int, int] = {}
@@ -321,18 +323,23 @@ def entry_names(name: str, shape: tuple[int, ...]) -> list[str]:
     return [f"{name}[{', '.join(map(str, index))}]" if index else name for index in np.ndindex(shape)]
 
 
-def quantiles(latent: Latent) -> np.ndarray | None:
-    """Values `(J, *shape)` of a latent whose normal scores are `SCORES`, entry by entry; None where its prior depends
-    on other latents, or has no known `cdf`."""
-    fn, shape = in_present_precision(compat.innermost(latent.fn)), latent.value.shape
+def quantiles(fn: dist.Distribution, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Values `(J, *shape)` whose normal scores are `SCORES`, entry by entry; None where no `cdf` is known."""
+    fn = in_present_precision(compat.innermost(fn))
     scores = SCORES.reshape(-1, *(1,) * len(shape))
-    if latent.parents or latent.discrete:
-        return None
     if isinstance(fn, dist.Normal | dist.MultivariateNormal | dist.LowRankMultivariateNormal):
         mean, sd = (np.broadcast_to(np.asarray(part, np.float64), shape) for part in (fn.mean, np.sqrt(fn.variance)))
         return mean + sd * scores
     if fn.event_dim:
         return None
+    if isinstance(fn, dist.TransformedDistribution):
+        inner = quantiles(fn.base_dist, shape)
+        if inner is None:
+            return None
+        values: Any = jnp.asarray(inner, jnp.result_type(float))
+        for transform in fn.transforms:
+            values = transform(values)
+        return np.asarray(np.where(values[0] <= values[-1], values, values[::-1]), np.float64)
     chart = jnp.sinh if fn.support is constraints.real else biject_to(fn.support)
 
     @Program
@@ -340,8 +347,9 @@ def quantiles(latent: Latent) -> np.ndarray | None:
         with as_numpyro_does():
             return chart(u), fn.cdf(chart(u))
 
-    u, z = (np.zeros((0, latent.value.size)) for _ in range(2))
-    wanted = np.linspace(-WIDEST, WIDEST, len(SCORES))[:, None] * np.ones(latent.value.size)
+    size = math.prod(shape)
+    u, z = (np.zeros((0, size)) for _ in range(2))
+    wanted = np.linspace(-WIDEST, WIDEST, len(SCORES))[:, None] * np.ones(size)
     for _ in range(REFINEMENTS):
         try:
             x, level = evaluated(jnp.asarray(wanted.reshape(-1, *shape), jnp.result_type(float)))
