@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-import scipy.linalg
+import scipy
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
-from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr, ndtri
 
 from numpyro_kme._core import checks, compat
@@ -89,7 +88,7 @@ def _interpolated(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     values = np.bincount(place, y) / np.bincount(place)
     if np.abs(values - np.interp(knots, knots[[0, -1]], values[[0, -1]])).max() < STRAIGHT * np.ptp(values):
         knots, values = knots[[0, -1]], values[[0, -1]]
-    return knots, PchipInterpolator(knots, values).c
+    return knots, scipy.interpolate.PchipInterpolator(knots, values).c
 
 
 def _continued(knots: np.ndarray, powers: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:

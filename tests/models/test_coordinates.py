@@ -17,7 +17,7 @@ from numpyro_kme.models.simulator import Simulator
 
 MEAN, COVARIANCE = np.array([1.0, 2.0]), np.array([[1.0, 0.5], [0.5, 2.0]])
 TWO = dist.Categorical(probs=np.array([0.3, 0.7], np.float32))
-CENTRES = np.array([-1.0, 1.5], np.float32)
+CENTRES = np.array([-0.5, 1.0], np.float32)
 
 
 def flat(key, *params):
