@@ -144,7 +144,7 @@ def test_the_extra_all_holds_what_readme_docs_and_examples_import():
         set().union(*map(imported, code)) - set(sys.stdlib_module_names) - scripts - {"numpyro_kme", "dask"}
     )  # a cluster brings its Dask
     names = {DISTRIBUTIONS.get(name, name) for name in names}
-    assert {"jax", "scikit-learn", "matplotlib", "xarray"} <= names
+    assert {"jax", "scikit-learn", "matplotlib"} <= names
     assert names <= required() | required("all"), names - required() - required("all")
 
 

@@ -90,7 +90,7 @@ def test_covariates_that_are_not_known_or_were_constant():
         MCMC(NUTS(known), num_warmup=1, num_samples=1, progress_bar=False).run(
             KEY, np.where(np.arange(8) < 2, np.nan, X), y=Y
         )
-    engine = kme.KELFI(regression, 100, num_samples=100, progress_bar=False)
+    engine = kme.KELFI(regression, 200, num_samples=100, progress_bar=False)
     engine.run(KEY, ones, y=Y)
     with pytest.raises(ValueError, match="Argument 1 of the simulator is 2, and was 1 in all simulations"):
         engine.condition(KEY, 2 * ones, y=Y)
