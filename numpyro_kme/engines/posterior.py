@@ -117,10 +117,7 @@ class Posterior(Recomputed, Saved):
             f"`problem` is not the one of the posterior in {path}, which has no such latents or other observations at "
             f"{others}. Read the model with the arguments of that run.",
         )
-        return found._with(problem)
-
-    def _with(self, problem: Problem) -> Self:
-        return replace(self, problem=problem)
+        return replace(found, problem=problem)
 
     def _to_save(self) -> "Posterior":
         """Without the model."""
