@@ -178,7 +178,8 @@ class LearntPosterior(Posterior):
         """
         if self.learn_prior:
             coordinates = self.likelihoods[problem_of(self).site()].coordinates
-            return coordinates.latents(np.asarray(self.in_coordinates.mode()))
+            found = coordinates.latents(np.asarray(self.in_coordinates.mode())[None])
+            return {name: value[0] for name, value in found.items()}
         problem = problem_of(self)
         checks.require(
             not problem.discrete,
