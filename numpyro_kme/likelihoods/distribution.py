@@ -2,8 +2,10 @@
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -234,6 +236,7 @@ class KernelMeansLikelihood(Distribution):
         looked at. Entries that are NaN lie within `bounds`, arrays that broadcast to the shape of `value`, where these
         are finite (`Simulator.within`).
         """
+        require_array(value, self.fitted)
         if not checks.is_concrete((value, self.fitted)):
             return self
         self.fitted.warn_unless_near(value)
@@ -262,6 +265,7 @@ class KernelMeansLikelihood(Distribution):
 
     def _over(self, method, value):
         """A method of the likelihood for each output and each call."""
+        require_array(value, self.fitted)
         value = in_jax_types(value)
         self._require_one_reading(value.shape[: value.ndim - self.event_dim])
         prepared = self.prepared
@@ -307,4 +311,16 @@ def join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple
         f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
         f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
         "its order, broadcast against each other."
+    )
+
+
+def require_array(value: Any, fitted: FittedLikelihood) -> None:
+    """Raise for an output by name: a learnt likelihood has the numbers of a simulator's dictionary in its order."""
+    names = getattr(getattr(fitted.surrogate, "transform", None), "names", ())
+    checks.require(
+        not isinstance(value, Mapping),
+        f"`value` must be an array (..., *{fitted.event_shape}), and it is a dictionary. Join its numbers in the order "
+        f"of the simulator's dictionary{f', {list(names)}' if names else ''}: "
+        "jnp.concatenate([jnp.ravel(value[name]) for name in names]).",
+        TypeError,
     )

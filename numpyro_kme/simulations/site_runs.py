@@ -78,11 +78,12 @@ class Run:
     def _not_in_store(self) -> np.ndarray:
         """Take what the store has; numbers of the simulations that remain."""
         pending = np.ones(len(self.x), bool)
-        for part in () if self.store is None else self.store.parts():
+        path, parts = ("", []) if self.store is None else (self.store.path, self.store.parts())
+        for part in parts:
             own = part.rows < len(self.x)
             if part.site == self.site and own.any():
                 rows = part.rows[own]
-                self._require_same(part.arguments[own], self.arguments[rows])
+                self._require_same(path, part.arguments[own], self.arguments[rows])
                 self.x[rows], pending[rows] = part.x[own], False
                 kinds = np.array(part.kinds, object)[own]
                 self.errors[rows] = [Failure(kind, "as the store says") if kind else None for kind in kinds]
@@ -92,11 +93,11 @@ class Run:
             self._raise(failed[0])
         return np.flatnonzero(pending)
 
-    def _require_same(self, stored: np.ndarray, asked: np.ndarray) -> None:
+    def _require_same(self, path: Any, stored: np.ndarray, asked: np.ndarray) -> None:
         """Refuse a store of simulations at other parameters; on another machine last digits may differ."""
         checks.require(
             stored.shape == asked.shape and np.allclose(stored, asked, rtol=1e-5, equal_nan=True),
-            f"The store holds simulations at other parameters of site {self.site!r}: its first is at "
+            f"The store {path} holds simulations at other parameters of site {self.site!r}: its first is at "
             f"{stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other data, on which "
             "these depend? Give another path.",
             StoreError,
