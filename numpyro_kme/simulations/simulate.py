@@ -206,9 +206,9 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
         "float64": jnp.result_type(float) == jnp.float64,
     }
     for name, simulator in _simulators(problem).items():
-        kind = "black box" if simulator.black_box else "JAX"
-        known = simulator_functions.name(simulator.fn), simulator.shape(), str(simulator.dtype), simulator.ragged, kind
-        found[f"simulator of `{name}`"] = known
+        kind = ("ragged " if simulator.ragged else "") + ("black box" if simulator.black_box else "function in JAX")
+        shape = f"{simulator.dtype}{list(simulator.shape())}"
+        found[f"simulator of `{name}`"] = f"{kind} {simulator_functions.name(simulator.fn)} -> {shape}"
         if plan.version is None:
             found[f"code of `{name}`"] = fingerprint(simulator.fn)
     return found if plan.version is not None else found | {"code of the model": fingerprint(problem.model)}
