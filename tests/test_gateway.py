@@ -187,7 +187,7 @@ def settings():
 DOORS = {
     "fit_likelihood": lambda z, x: jax.tree.leaves(surrogate(z, x, None)),
     "KernelMeans.fit": lambda z, x: jax.tree.leaves(PUBLISHED.fit(z, x)),
-    "ResidualKernelMeans.fit": lambda z, x: RESIDUAL.fit(z, x).location_information,
+    "ResidualKernelMeans.fit": lambda z, x: RESIDUAL.fit(z, x).information,
     "Coordinates.standardise": lambda z, x: coordinates_of(z).scores.knots,
     "Coordinates.table": lambda z, x: coordinates_of(Z).table(z),
     "KernelBayesRule.fit": lambda z, x: (

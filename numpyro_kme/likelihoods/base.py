@@ -201,11 +201,6 @@ class Surrogate(Recomputed, abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
-    def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
-        """First-order changes of the log likelihood of `y` at draws `z`, `(k, D)`, by what learnt locations may be off
-        by, `(k, s)` for `s` draws of that; None where the form does not say."""
-        return None
-
     def dependence(self) -> np.ndarray:
         """Dependence of the likelihood on each coordinate, `(D,)`: squared distances from the simulations are
         weighted by it."""

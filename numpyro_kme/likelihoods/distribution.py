@@ -130,34 +130,6 @@ class FittedLikelihood(Saved, Recomputed):
         counts = np.broadcast_to(mask, impossible.shape)
         return (self.region.beyond(z) | (impossible & counts).any(axis=shared)) & counts.any(axis=shared)
 
-    def location_changes(self, y: ArrayLike, z: np.ndarray, weights: ArrayLike = 1.0) -> np.ndarray | None:
-        """First-order changes of the log likelihood of all observations by what learnt locations may be off by.
-
-        Args:
-            y: Observations `(*lead, *event)`, NaN where nothing was observed.
-            z: Coordinates of the calls at `k` draws, `(k, *groups, D)`; `lead` and `groups` are broadcast.
-            weights: What each counts, masks and scales, of the broadcast shape.
-        Returns:
-            `(k, s)` for `s` draws of the errors; None where the form does not say.
-        """
-        y, (size, *groups, dim) = np.asarray(y, np.float64), z.shape
-        full = np.broadcast_shapes(y.shape[: y.ndim - len(self.event_shape)], tuple(groups))
-        weights = np.broadcast_to(weights, full).ravel()
-        calls = np.broadcast_to(np.arange(math.prod(groups)).reshape(groups), full).ravel()
-        outputs, z = (
-            np.broadcast_to(y, full + self.event_shape).reshape(-1, *self.event_shape),
-            z.reshape(size, -1, dim),
-        )
-        told = ~np.isnan(outputs.reshape(len(outputs), -1)).all(axis=1) | self.surrogate.records
-        total: np.ndarray | None = None
-        with solves.one_blas_thread:
-            for row in np.flatnonzero(told & (weights != 0.0)):
-                found = self.surrogate.location_changes(self.surrogate.point(outputs[row]), z[:, calls[row]])
-                if found is None:
-                    return None
-                total = weights[row] * found + (0.0 if total is None else total)
-        return total
-
     def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
         """The distribution of the output at `params`."""
         return KernelMeansLikelihood(self, *params)

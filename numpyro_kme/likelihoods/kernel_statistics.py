@@ -53,7 +53,7 @@ class KernelStatistics(Form):
         return x
 
     def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
-        """As `Form.fit`, of outputs `(m, *event)`, which end before their last row where NaN stands behind them.
+        """Implement `Form.fit`, of outputs `(m, *event)`, which end before their last row where NaN stands behind them.
 
         Rows of `y` that are not whole, before its end, are left out of `x`, too. Where the outputs are of several
         lengths, the logarithm of the length is a statistic before the others, which are learnt given it.
@@ -108,7 +108,7 @@ class KernelStatisticsSurrogate(TransformedSurrogate):
 
     @property
     def records(self) -> bool:
-        """As `Surrogate.records`."""
+        """Implement `Surrogate.records`."""
         return True
 
     def transformed(self, rows: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ class KernelStatisticsSurrogate(TransformedSurrogate):
         return x
 
     def describe(self):
-        """As `Surrogate.describe`."""
+        """Implement `Surrogate.describe`."""
         shortest, longest = self.ends
         told = f"{shortest} to {longest} in the simulations; a statistic before the others, which are learnt given it"
         rows = ", ".join(map(str, self.gaps))

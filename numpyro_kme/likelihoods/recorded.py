@@ -46,15 +46,15 @@ class Recorded(Form):
     form: Form
 
     def points(self, x: Any) -> Any:
-        """As the inner form reads outputs."""
+        """Read outputs as the inner form does."""
         return self.form.points(x)
 
     def point(self, y: Any) -> Any:
-        """As the inner form reads one."""
+        """Read one output as the inner form does."""
         return self.form.point(y)
 
     def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
-        """As `Form.fit`, with NaN in `x` where nothing is recorded."""
+        """Implement `Form.fit`, with NaN in `x` where nothing is recorded."""
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
         recorded = ~np.isnan(x)
         partly = np.flatnonzero(~recorded.all(axis=0))
@@ -87,7 +87,7 @@ class RecordedSurrogate(TransformedSurrogate):
 
     @property
     def records(self) -> bool:
-        """As `Surrogate.records`."""
+        """Implement `Surrogate.records`."""
         return True
 
     def transformed(self, rows: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ class RecordedSurrogate(TransformedSurrogate):
         return np.concatenate([rows, ~np.isnan(rows[:, list(self.partly)])], axis=1)
 
     def require_possible(self, rows: np.ndarray) -> None:
-        """As `TransformedSurrogate.require_possible`: entries are lost or recorded as they are in no simulation."""
+        """Raise where entries are lost or recorded as they are in no simulation."""
         lost = np.isnan(rows)
         always = np.delete(np.arange(rows.shape[1]), self.partly)
         unknown = always[lost[:, always].any(axis=0)]
@@ -118,18 +118,18 @@ class RecordedSurrogate(TransformedSurrogate):
         )
 
     def _marginal(self, seen, last):
-        """Of all indicators and the entries that were recorded."""
+        """Keep all indicators and the entries that were recorded."""
         own = np.zeros(len(self.partly), bool)
         every = (np.concatenate([part, indicators]) for part, indicators in ((seen, ~own), (last, own)))
         return replace(self, inner=self.inner.marginal(*every))
 
     def named(self, names: Sequence[str]) -> "RecordedSurrogate":
-        """As `Surrogate.named`; whether an entry is recorded is a statistic too."""
+        """Implement `Surrogate.named`; whether an entry is recorded is a statistic too."""
         own = [f"{names[i]} recorded" for i in self.partly] if names else []
         return replace(self, inner=self.inner.named([*names, *own]))
 
     def informativeness(self) -> tuple[str, np.ndarray]:
-        """As `Surrogate.informativeness`, the sum of that of an entry and of whether it is recorded."""
+        """Implement `Surrogate.informativeness`, the sum of that of an entry and of whether it is recorded."""
         measure, values = self.inner.informativeness()
         first = len(values) - len(self.partly)
         total = values[:first].copy()
@@ -137,7 +137,7 @@ class RecordedSurrogate(TransformedSurrogate):
         return measure, total
 
     def describe(self):
-        """As `Surrogate.describe`; the indicators stand behind the entries."""
+        """Implement `Surrogate.describe`; the indicators stand behind the entries."""
         shares = ", ".join(f"{i} in {share:.0%}" for i, share in zip(self.partly[:SHOWN], self.shares))
         more = f" and {len(self.partly) - SHOWN} more" if len(self.partly) > SHOWN else ""
         told = f"entries {shares} of the simulations{more}; whether an entry is recorded is learnt too"
@@ -145,7 +145,7 @@ class RecordedSurrogate(TransformedSurrogate):
 
 
 def _both_ways(recorded: np.ndarray) -> np.ndarray:
-    """Whether entries are recorded, and then whether they are lost, `(R, 2 k)`, as numbers."""
+    """Tell whether entries are recorded, and then whether they are lost, `(R, 2 k)`, as numbers."""
     return np.concatenate([recorded, ~recorded], axis=1).astype(float)
 
 

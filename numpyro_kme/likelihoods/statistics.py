@@ -41,7 +41,7 @@ class StatisticsTransform:
         return self.names[number] if self.names else str(number)
 
     def named(self, names: Sequence[str]) -> "StatisticsTransform":
-        """The same of statistics that have names, if there are as many."""
+        """Name the statistics, if there are as many names."""
         return replace(self, names=tuple(names)) if len(names) == self.num_raw else self
 
     @classmethod
@@ -75,12 +75,12 @@ class StatisticsTransform:
         return cls(centre, scale, x[0], kept)
 
     def lacks(self, y: ArrayLike) -> bool:
-        """Whether an observation `(n_raw,)` is NaN, not observed, in one of the kept statistics."""
+        """Tell whether an observation `(n_raw,)` is NaN, not observed, in one of the kept statistics."""
         checks.real("y", y)
         return np.shape(y) == (self.num_raw,) and bool(np.isnan(np.asarray(y)[list(self.kept)]).any())
 
     def numbers(self, seen: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Which of the kept statistics are among those marked, `(n_raw,)`, in their order but for some that come last.
+        """Numbers of the kept statistics that are marked, `(n_raw,)`, in their order but for some that come last.
 
         Raises:
             ValueError: If none of them varies.
@@ -94,7 +94,7 @@ class StatisticsTransform:
         return np.array(sorted(chosen, key=lambda i: bool(last[self.kept[i]])))
 
     def some(self, chosen: np.ndarray) -> "StatisticsTransform":
-        """The same of some of the kept statistics, by their numbers among these."""
+        """Keep some of the kept statistics, by their numbers among these."""
         kept = tuple(self.kept[i] for i in chosen)
         return replace(self, centre=np.asarray(self.centre)[chosen], scale=np.asarray(self.scale)[chosen], kept=kept)
 

@@ -57,10 +57,6 @@ class TransformedSurrogate(Surrogate):
         """Describe `s` of an observation."""
         return self.inner.describe_observation(self._of(y))
 
-    def location_changes(self, y: Any, z: np.ndarray) -> np.ndarray | None:
-        """As `Surrogate.location_changes`, of `s`."""
-        return self.inner.location_changes(self._of(y), z)
-
     def dependence(self) -> np.ndarray:
         """Dependence of the inner likelihood on each coordinate."""
         return self.inner.dependence()

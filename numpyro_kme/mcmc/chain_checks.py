@@ -1,7 +1,6 @@
 """Checks of chains: draws beyond what a surrogate learnt, and how much of a posterior or a density is noise."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from typing import Any
 
 import jax
@@ -12,11 +11,10 @@ from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, frozen, numbers, shown
+from numpyro_kme._core.display import Card, frozen, shown
 from numpyro_kme._core.host import in_present_precision
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
-from numpyro_kme.likelihoods.locations import UNRESOLVED, moved_means
 from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
@@ -39,24 +37,18 @@ class SurrogateCheck:
         negative: Fraction of the evaluations where the signed surrogate is negative, so that its positive version was
             sampled; more than 0.05 is worth a warning.
         negligible: Share `beyond` that is not worth a warning.
-        location_error: By how many posterior standard deviations the mean of each number may be off, since the learnt
-            locations rest on few simulations, `{latent: (*shape)}`; more than 0.25 is worth a warning. Empty where the
-            form does not say, and of fewer than 50 draws.
     """
 
     beyond: float
     negative: float
     negligible: float
-    location_error: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def _card(self) -> Card:
-        worst, error = self._worst
         return Card(
             "What a chain met at a learnt likelihood: " + _verdict(self.findings("")),
             {
                 "beyond the simulations": f"{self.beyond:.2%} of the evaluations",
                 "negative": f"{self.negative:.2%} of the evaluations",
-                "error of the location": f"moves the mean of {worst} by about {error:.2g} sd" if worst else "not known",
             },
             HINT,
         )
@@ -64,15 +56,7 @@ class SurrogateCheck:
     @property
     def told(self) -> str:
         """The numbers, in a line."""
-        worst, error = self._worst
-        location = f"{worst} may be off by {error:.2g} sd" if worst else "error of the location not known"
-        return f"{self.beyond:.1%} beyond the simulations, {self.negative:.0%} negative, {location}"
-
-    @property
-    def _worst(self) -> tuple[str, float]:
-        """The number whose mean may be off by most, and by how much; no name where it is not known."""
-        errors = {name: float(value) for name, value in numbers(self.location_error, lead=0).items()}
-        return max(errors.items(), key=lambda one: one[1], default=("", 0.0))
+        return f"{self.beyond:.1%} beyond the simulations, {self.negative:.0%} negative"
 
     def findings(self, site: str) -> list[str]:
         """Warnings at a site, and what to do next."""
@@ -81,9 +65,6 @@ class SurrogateCheck:
             found.append(extrapolation_message(site, self.beyond, AGAIN))
         if self.negative > 0.05:
             found.append(_negative_message(site, self.negative))
-        worst, error = self._worst
-        if error > UNRESOLVED:
-            found.append(_location_message(site, worst, error))
         return found
 
 
@@ -111,15 +92,6 @@ def _negative_message(site: str, negative: float) -> str:
     )
 
 
-def _location_message(site: str, latent: str, error: float) -> str:
-    """The warning of a location that is not known well enough at draws of a chain."""
-    return (
-        f"The simulations do not resolve the posterior of these draws: the learnt location of site {site!r} is known "
-        f"there only to an error that moves the mean of {latent} by about {error:.2g} of its standard deviations, "
-        f"where {UNRESOLVED} is usual at most; it may be off by more. {AGAIN}"
-    )
-
-
 def check_surrogate(
     model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
 ) -> SurrogateChecks:
@@ -137,7 +109,7 @@ def check_surrogate(
         ValueError: If no observed site has a learnt likelihood.
     Warns:
         UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, or more than
-            5 % negative, or if a mean may be off by more than 0.25 standard deviations.
+            5 % negative.
     """
     _check_shapes(model, samples, args, kwargs)
     draws = _evenly_spaced(samples, max_draws)
@@ -150,8 +122,7 @@ def check_surrogate(
             if isinstance(fn, KernelMeansLikelihood):
                 mask = compat.mask(site["fn"])
                 observed[name] = fn.fitted, site["value"]
-                scale = jnp.asarray(1.0 if site["scale"] is None else site["scale"])
-                found[name] = fn.arguments, jnp.asarray(mask), scale, _negative(fn, site["value"], mask)
+                found[name] = fn.arguments, jnp.asarray(mask), _negative(fn, site["value"], mask)
         return found
 
     found = jax.jit(jax.vmap(one))(in_present_precision(draws))
@@ -160,33 +131,16 @@ def check_surrogate(
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
     )
     reports = SurrogateChecks()
-    for name, (arguments, masks, scales, negative) in found.items():
+    for name, (arguments, masks, negative) in found.items():
         (fitted, value), mask = observed[name], np.asarray(masks)[0]
         beyond = fitted.beyond(value, arguments, mask)
         counts = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, beyond.shape[1:]))
         number = np.sum(counts.any(axis=tuple(range(counts.ndim - beyond.ndim + 1))))
         proportion = beyond.sum() / max(1, len(beyond) * int(number))
-        errors = _location_errors(fitted, value, np.asarray(arguments), mask * np.asarray(scales)[0], draws)
-        reports[name] = SurrogateCheck(float(proportion), float(np.mean(negative)), fitted.negligible, errors)
+        reports[name] = SurrogateCheck(float(proportion), float(np.mean(negative)), fitted.negligible)
         for sentence in reports[name].findings(name):
             checks.warn(sentence)
     return reports
-
-
-LEAST, AT = 50, 400
-"""Draws from which on covariances tell anything, and at most how many they are taken of."""
-
-
-def _location_errors(fitted: FittedLikelihood, value, arguments, weights, draws) -> dict[str, np.ndarray]:
-    """`SurrogateCheck.location_error`, of real latents."""
-    rows = slice(None, None, -(-len(arguments) // AT))
-    latents = {name: x[rows].astype(np.float64) for name, x in draws.items() if x.dtype.kind == "f"}
-    if len(arguments[rows]) < LEAST or not latents:
-        return {}
-    changes = fitted.location_changes(value, fitted.coordinates.table(arguments[rows]), weights)
-    if changes is None:
-        return {}
-    return {n: moved_means(x.reshape(len(x), -1), changes).reshape(x.shape[1:]) for n, x in latents.items()}
 
 
 def _negative(fn: KernelMeansLikelihood, value, mask) -> jax.Array:

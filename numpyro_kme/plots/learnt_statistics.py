@@ -72,7 +72,7 @@ def learnt(posterior: Learnt, site: str | None = None, labels: Names = None, *, 
         "posterior", surrogate, ResidualSurrogate, "under the default form, ResidualKernelMeans"
     )
     found, transform = residual.improvements, residual.transform
-    parts = {name: np.ravel(getattr(found, name)) for name in ("location", "scale", "decorrelation")}
+    parts = {name: np.asarray(found[name]) for name in ("location", "scale", "decorrelation")}
     known = [transform.label(number) for number in transform.kept]
     names = labelled([n if transform.names else f"{site} {n}" for n in known], labels)
     figure, axis = _bars(parts, names, ax, style)

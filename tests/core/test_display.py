@@ -127,8 +127,8 @@ def used(kelfi):
         "permutations": kme.embeddings.PermutationTest(0.3, 0.01, np.arange(999.0)),
         "plan": kme.simulations.Plan(100, simulations),
         "weight": kme.diagnostics.WeightCalibration(1.0, 2.0, 0.9, 50),
-        "chain": kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.array([0.1, 0.4])}),
-        "chains": SurrogateChecks({s: kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01, {"shift": np.ones(2)}) for s in "ab"}),
+        "chain": kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01),
+        "chains": SurrogateChecks({s: kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01) for s in "ab"}),
         "rejection": kme.abc.rejection_weights(np.arange(100.0)),
         "synthetic": kme.SyntheticLikelihood(simulator, 0.0, 1.0, num_simulations=64),
         "metropolis": kme.PseudoMarginal(model),
@@ -151,7 +151,7 @@ def test_small_results_say_what_they_mean(used):
         kme.embeddings.PermutationTest(2.5, 0.5, np.arange(4.0))
     )
     assert "p-value of so many permutations: 0.001" in repr(used["permutations"])
-    assert "warnings" in repr(used["chain"]) and "shift[1] by about 0.4 sd" in repr(used["chain"])
+    assert "warnings" in repr(used["chain"]) and "2.00% of the evaluations" in repr(used["chain"])
     assert "nothing to warn of" in repr(kme.mcmc.SurrogateCheck(0.0, 0.0, 0.01))
     assert "names" in repr(used["simulator"]) and "log sd" in repr(used["simulator"])
 

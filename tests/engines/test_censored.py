@@ -80,7 +80,7 @@ def test_rounded_numbers(kelfi):
 
 def test_calibration_censors_data_sets_by_their_own_limits(monkeypatch):
     """As the limits would, and not where the engine's own data were below them."""
-    kelfi = kme.KELFI(bounded, 60, num_rounds=1, num_samples=50, progress_bar=False)
+    kelfi = kme.KELFI(bounded, 120, num_rounds=1, num_samples=50, progress_bar=False)
     kelfi.run(KEY, x=np.array([np.nan, 0.4, 1.2, np.nan, 0.3, 0.9], np.float32))
     given, posterior = [], kelfi.posterior
 

@@ -1,7 +1,5 @@
 """Densities of single residuals from a table, against the same densities kernel by kernel."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -61,18 +59,6 @@ def test_mixture_of_three_kernels_by_hand():
     np.testing.assert_allclose(found[:, [0, -1]], np.broadcast_to(tail[[0, -1]], (2, 2)), rtol=1e-6)
 
 
-def test_only_where_it_pays(rng):
-    fitted = learnt("normal", rng)
-    density = fitted.surrogate.density
-    table = density.tabulated().table
-    few = np.zeros((30, 6, 1, 1))
-    assert not table.serves(few, few) and table.serves(np.zeros((30, 6, 20, 1)), few)
-    narrow = replace(density, together=replace(density.together, factors=np.full((1, 300), 1e-4)))
-    assert narrow.tabulated().table is None
-    both = np.concatenate([rng.normal(size=(300, 2))], axis=1)
-    assert fit_likelihood(both, both + rng.normal(size=(300, 2))).surrogate.density.tabulated().table is None
-
-
 def test_intervals_take_it_too(rng):
     """Thirty-two densities for each interval, at the same coordinates."""
     fitted = learnt("log of gamma", rng)
@@ -80,17 +66,3 @@ def test_intervals_take_it_too(rng):
     prepared = prepare(fitted, np.full((3, 1), np.nan), np.ones(3, bool), ends)
     z = rng.normal(size=(40, 1, 1))
     np.testing.assert_allclose(prepared.brief().log_densities(z), prepared.log_densities(z), atol=5e-3)
-
-
-def test_many_outputs_take_no_more_memory_at_many_points(rng, monkeypatch):
-    prepared = prepare(learnt("normal", rng), rng.normal(size=(50_000, 1))).brief()
-    (likelihood,) = prepared.parts
-    sizes, evaluate = [], type(likelihood).log_density
-
-    def noted(self, z):
-        sizes.append(len(z))
-        return evaluate(self, z)
-
-    monkeypatch.setattr(type(likelihood), "log_density", noted)
-    assert prepared.log_densities(rng.normal(size=(5, 1, 1))).shape == (5, 50_000)
-    assert likelihood.tabulated and sizes == [2, 2, 1]

@@ -22,7 +22,6 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
-from numpyro_kme.likelihoods.locations import moved_means
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
@@ -404,27 +403,6 @@ def test_a_likelihood_of_rounds_warns_of_another_observation(tmp_path):
     log_likelihood(surrogate(model, engine.likelihoods), {"theta": np.zeros(3)}, x=1.5)
 
 
-def test_a_chain_whose_location_is_not_known_well_enough_is_noticed():
-    """Twenty trials of each of two groups, of a likelihood that was learnt from 40 simulations."""
-    rng = np.random.default_rng(0)
-    theta = rng.normal(size=(40, 1))
-    fitted = fit_likelihood(theta, np.sin(2.0 * theta) + 0.3 * rng.normal(size=theta.shape))
-
-    def grouped(x):
-        with numpyro.plate("groups", 2, dim=-2):
-            t = numpyro.sample("t", dist.Normal(0.0, 1.0))
-            with numpyro.plate("trials", 20, dim=-1), handlers.scale(scale=2.0):
-                numpyro.sample("x", Simulator(lambda key, t: t[None], t, event_dims=(0,)), obs=x)
-
-    draws, x = 0.5 + 0.05 * rng.normal(size=(200, 2, 1)), 0.84 + 0.3 * rng.normal(size=(2, 20, 1))
-    smodel = surrogate(grouped, {"x": fitted})
-    with pytest.warns(UserWarning, match=r"do not resolve the posterior of these draws.*moves the mean of t\[[01],0\]"):
-        found = check_surrogate(smodel, {"t": draws}, x)["x"].location_error["t"]
-    changes = fitted.location_changes(x, fitted.coordinates.table(draws[..., None]), 2.0)
-    np.testing.assert_allclose(found[:, 0], moved_means(draws[..., 0], changes), rtol=1e-4)
-    assert check_surrogate(smodel, {"t": draws[:49]}, x)["x"].location_error == {}
-
-
 @pytest.mark.x64
 def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_noticed():
     fitted, x = learnt(), np.array([0.3, -0.4])
@@ -444,7 +422,7 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
         found = check_surrogate(smodel, {"theta": worst}, x, max_draws=10)["x"]
     assert any("surrogate at site 'x' is negative at 100% of the draws" in str(w.message) for w in met)
     assert found.negative == 1.0
-    assert SurrogateCheck(0.01, 0.05, 0.01, {"t": np.array([0.1, 0.25])}).findings("x") == []  # more is worth a warning
+    assert SurrogateCheck(0.01, 0.05, 0.01).findings("x") == []  # more is worth a warning
     with pytest.raises(ValueError, match="No observed site of the model has a learnt likelihood"):
         check_surrogate(single, {"theta": worst}, x)
     with pytest.raises(

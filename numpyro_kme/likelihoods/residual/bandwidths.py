@@ -5,9 +5,8 @@ $j$ and made positive: $\bar a_{ji} \propto (W_{ji})_+$ and $W_{ji} = -P_{ji} / 
 $P = B - B 1 1' B / 1' B 1$ and $B = (K + m \lambda I)^{-1}$.
 """
 
-from collections.abc import Callable, Iterable
-from functools import cache, partial
-from math import log, pi
+from functools import cache, lru_cache
+from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -16,28 +15,22 @@ from scipy.special import expit, logit
 
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.base import positive_part
-from numpyro_kme.likelihoods.residual.mixture import exponentials, log_heavy_tailed
-from numpyro_kme.likelihoods.residual.weights import SOFTNESS
+from numpyro_kme.likelihoods.residual.mixture import SOFTNESS, exponentials, log_heavy_tailed, log_kernels
 
 DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
 
 PRIOR_COUNT, LARGEST_WEIGHT = 0.05, 0.2
-"""The heavy-tailed weight follows the held-out simulations, and this many more of that component; its bound."""
+"""The heavy-tailed weight follows the held-out simulations, and this many more of that component, so that it falls as
+`1 / m` where the embedding explains all; its bound."""
 
 PILOTS, ROWS = 4000, 1000
 """Pilot densities are of at most this many simulations, computed for this many at a time."""
 
 
 class Bandwidths(NamedTuple):
-    """Hyperparameters of the density.
-
-    Attributes:
-        beta: Length scale of the weights in the coordinates.
-        lam: Regularisation of the weights.
-        eps: Bandwidth of the residuals in their standard deviations.
-        sensitivity: `alpha`, how bandwidths follow the pilot density.
-    """
+    """Length scale `beta` and regularisation `lam` of the weights; bandwidth `eps` of the residuals in their standard
+    deviations, and the `sensitivity` `alpha` with which it follows the pilot density."""
 
     beta: float
     lam: float
@@ -45,44 +38,25 @@ class Bandwidths(NamedTuple):
     sensitivity: float
 
 
-BETAS, LAMS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-EPSES, SENSITIVITIES = (0.05, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97), (0.0, 0.12, 0.25, 0.5)
-"""What is tried; of `beta` times the root of the number of coordinates."""
+CANDIDATES = {
+    "eps": (0.05, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97),
+    "sensitivity": (0.0, 0.12, 0.25, 0.5),
+    "beta": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+    "lam": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+}
+"""What is tried in turn; of `beta` times the root of the number of coordinates."""
 
 BEGIN, SWEEPS = Bandwidths(2.0, 0.1, 0.5, 0.25), 2
 """Where the search begins; turns in which each hyperparameter is set to its best value given the others."""
 
 
 class LearntBandwidths(NamedTuple):
-    """What held-out simulations say of some blocks of residuals.
-
-    Attributes:
-        bandwidths: The best ones.
-        log_densities: Held-out log densities, with heavy-tailed components of weight `DEFENSIVE`, `(m,)`.
-        heavy_tailed_weights: Weights `w` that held-out simulations ask for, `(b,)`.
-    """
+    """The best bandwidths of `b` blocks of residuals, held-out log densities, with heavy-tailed components of weight
+    `DEFENSIVE`, `(m,)`, and the weights `w` that held-out simulations ask for, `(b,)`."""
 
     bandwidths: Bandwidths
     log_densities: np.ndarray
     heavy_tailed_weights: np.ndarray
-
-
-class _Kernels(NamedTuple):
-    """Kernels of each residual at the others, `(m, m)`, over their largest, and the logarithms of these, `(m,)`."""
-
-    over: np.ndarray
-    log_largest: np.ndarray
-
-    @classmethod
-    def of(cls, residuals: np.ndarray, eps: float, sensitivity: float) -> "_Kernels":
-        """Of residuals `(m, k)`, in their precision."""
-        logs = log_kernels(residuals, residuals, eps, -sensitivity * log_pilots(residuals, eps) if sensitivity else 0.0)
-        np.fill_diagonal(logs, -np.inf)
-        return cls(*over_largest(logs))
-
-    def log_mixture(self, weights: np.ndarray) -> np.ndarray:
-        """Log of their sum with weights `(m, m)`."""
-        return self.log_largest + np.log(np.einsum("ij,ij->i", self.over, weights))
 
 
 def learn(z: np.ndarray, blocks: list[np.ndarray]) -> LearntBandwidths:
@@ -91,54 +65,52 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> LearntBandwidths:
     Cost: `m^3` for each of about twenty pairs of `beta` and `lam`, `b m^2` kernels for each of twenty-eight of the
     others.
     """
-    now, root, tails = BEGIN, float(np.sqrt(z.shape[1])), [log_heavy_tailed(block) for block in blocks]
+    now, root = BEGIN, float(np.sqrt(z.shape[1]))
+    weights_of = cache(lambda beta, lam: held_out_weights(z, root * beta, lam))
+    kernels_of = lru_cache(1)(lambda eps, sensitivity: [_Kernels.of(block, eps, sensitivity) for block in blocks])
 
-    @cache
-    def weights_of(beta: float, lam: float) -> np.ndarray:
-        return held_out_weights(z, root * beta, lam)
-
-    def kernels_of(found: Bandwidths) -> list[_Kernels]:
-        return [_Kernels.of(block, found.eps, found.sensitivity) for block in blocks]
-
-    def score(at: Bandwidths, kernels: list[_Kernels] | None = None, weights: np.ndarray | None = None) -> float:
-        weights = weights_of(at.beta, at.lam) if weights is None else weights
-        return float(np.mean(log_product(kernels or kernels_of(at), weights, tails)))
+    def log_densities(at: Bandwidths) -> np.ndarray:
+        weights = weights_of(at.beta, at.lam)
+        return np.sum([kernels.log_density(weights) for kernels in kernels_of(at.eps, at.sensitivity)], axis=0)
 
     for _ in range(SWEEPS):
-        given = partial(score, weights=weights_of(now.beta, now.lam))
-        now = _best(_best(now, "eps", EPSES, given), "sensitivity", SENSITIVITIES, given)
-        kernels = kernels_of(now)
-        given = partial(score, kernels=kernels)
-        now = _best(_best(now, "beta", BETAS, given), "lam", LAMS, given)
-    weights = weights_of(now.beta, now.lam)
-    mixtures = [kernel.log_mixture(weights) for kernel in kernels]
-    tail_weights = np.array([_heavy_tailed_weight(mixture, tail) for mixture, tail in zip(mixtures, tails)])
-    return LearntBandwidths(now._replace(beta=root * now.beta), log_product(kernels, weights, tails), tail_weights)
+        for name, values in CANDIDATES.items():
+            tried = [now._replace(**{name: value}) for value in values]
+            now = max(tried, key=lambda at: float(np.mean(log_densities(at))))
+    kernels, weights = kernels_of(now.eps, now.sensitivity), weights_of(now.beta, now.lam)
+    gaps = [part.log_tails - part.log_mixture(weights) for part in kernels]
+    tail_weights = np.minimum([mixing_proportion(gap, (PRIOR_COUNT, 0.0)) for gap in gaps], LARGEST_WEIGHT)
+    return LearntBandwidths(now._replace(beta=root * now.beta), log_densities(now), tail_weights)
 
 
-def _best(now: Bandwidths, name: str, values: Iterable[float], score: Callable[[Bandwidths], float]) -> Bandwidths:
-    """The same with the value of one hyperparameter that has the highest score."""
-    return max((now._replace(**{name: value}) for value in values), key=score)
+class _Kernels(NamedTuple):
+    """Kernels of each residual at the others, `(m, m)`, over their largest, the logarithms of these, `(m,)`, and log
+    densities of the heavy-tailed component, `(m,)`."""
 
+    over: np.ndarray
+    log_largest: np.ndarray
+    log_tails: np.ndarray
 
-def log_product(kernels: list[_Kernels], weights: np.ndarray, tails: list[np.ndarray]) -> np.ndarray:
-    """Log of the product of mixtures, each with a heavy-tailed component, `(m,)`."""
-    logs = [log_defensive_mixture(kernel.log_mixture(weights), tail) for kernel, tail in zip(kernels, tails)]
-    return np.sum(logs, axis=0)
+    @classmethod
+    def of(cls, residuals: np.ndarray, eps: float, sensitivity: float) -> "_Kernels":
+        """Evaluate at residuals `(m, k)`, in their precision."""
+        logs = _log_kernels(residuals, residuals, eps, adapted(residuals, eps, sensitivity))
+        np.fill_diagonal(logs, -np.inf)
+        return cls(*over_largest(logs), log_heavy_tailed(residuals))
+
+    def log_mixture(self, weights: np.ndarray) -> np.ndarray:
+        """Log of their sum with weights `(m, m)`."""
+        return self.log_largest + np.log(np.einsum("ij,ij->i", self.over, weights))
+
+    def log_density(self, weights: np.ndarray) -> np.ndarray:
+        """Log of the mixture with a heavy-tailed component of weight `DEFENSIVE`."""
+        return np.logaddexp(log(1.0 - DEFENSIVE) + self.log_mixture(weights), log(DEFENSIVE) + self.log_tails)
 
 
 def log_densities_alone(z: np.ndarray, columns: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:
     """Held-out log densities of single residuals `(m, n)`, each by itself, at given bandwidths, `(m, n)`."""
-    weights, found = held_out_weights(z, bandwidths.beta, bandwidths.lam), []
-    for column in columns.T[:, :, None]:
-        kernels = _Kernels.of(column, bandwidths.eps, bandwidths.sensitivity)
-        found.append(log_defensive_mixture(kernels.log_mixture(weights), log_heavy_tailed(column)))
-    return np.stack(found, axis=1)
-
-
-def log_defensive_mixture(log_density: np.ndarray, log_tails: np.ndarray) -> np.ndarray:
-    """Log of the mixture of a density and a heavy-tailed component of weight `DEFENSIVE`."""
-    return np.logaddexp(log(1.0 - DEFENSIVE) + log_density, log(DEFENSIVE) + log_tails)
+    weights, kinds = held_out_weights(z, bandwidths.beta, bandwidths.lam), (bandwidths.eps, bandwidths.sensitivity)
+    return np.stack([_Kernels.of(column, *kinds).log_density(weights) for column in columns.T[:, :, None]], axis=1)
 
 
 def held_out_weights(z: np.ndarray, beta: float, lam: float) -> np.ndarray:
@@ -175,25 +147,24 @@ def log_pilots(residuals: np.ndarray, eps: float) -> np.ndarray:
     Kernels are around at most `PILOTS` residuals at random.
     """
     m = len(residuals)
-    chosen = np.arange(m) if m <= PILOTS else np.sort(np.random.default_rng(1).permutation(m)[:PILOTS])
-    pilot = np.empty(m)
+    chosen, pilot = np.sort(np.random.default_rng(1).permutation(m)[:PILOTS]), np.empty(m)
     for rows in np.array_split(np.arange(m), -(-m // ROWS)):
-        logs = log_kernels(residuals[rows], residuals[chosen], eps)
-        own = rows[:, None] == chosen
-        logs[own] = -np.inf
+        logs = _log_kernels(residuals[rows], residuals[chosen], eps, np.ones(len(chosen)))
+        logs[rows[:, None] == chosen] = -np.inf
         over, log_largest = over_largest(logs)
-        pilot[rows] = log_largest + np.log(over.sum(axis=1) / np.sum(~own, axis=1))
+        pilot[rows] = log_largest + np.log(over.sum(axis=1) / (len(chosen) - np.isin(rows, chosen)))
     pilot = np.logaddexp(pilot, log(DEFENSIVE) + log_heavy_tailed(residuals))
     return pilot - pilot.mean()
 
 
-def log_kernels(at: np.ndarray, around: np.ndarray, eps: float, log_factors: np.ndarray | float = 0.0) -> np.ndarray:
-    """`log N(r_i | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(i, j)`, of residuals `(i, k)` and `(j, k)`."""
-    n, kind = at.shape[1], at.dtype.type
-    logs = squared_distances_on_host(at / kind(eps), around * kind(np.sqrt(1.0 - eps**2) / eps))
-    logs *= np.asarray(-0.5 * np.exp(-2.0 * np.asarray(log_factors)), at.dtype)
-    logs -= np.asarray(n * (log_factors + log(eps) + 0.5 * log(2.0 * pi)), at.dtype)
-    return logs
+def adapted(residuals: np.ndarray, eps: float, sensitivity: float) -> np.ndarray:
+    """Local bandwidth factors `s` of residuals `(m, k)`, `(m,)`."""
+    return np.exp(-sensitivity * log_pilots(residuals, eps)) if sensitivity else np.ones(len(residuals))
+
+
+def _log_kernels(at, around, eps, factors):
+    """`log_kernels` in the precision of the residuals."""
+    return log_kernels(at, around, np.full(at.shape[1], eps, at.dtype), factors.astype(at.dtype), np)
 
 
 def over_largest(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,23 +174,10 @@ def over_largest(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return exponentials(logs, np), largest
 
 
-def _heavy_tailed_weight(log_density: np.ndarray, log_tails: np.ndarray) -> float:
-    """Weight `w` of the heavy-tailed component that held-out simulations ask for, by expectation-maximisation.
-
-    The prior is worth `PRIOR_COUNT` simulations that the heavy-tailed component explains, so that `w` is positive and
-    falls as `1 / m` where the embedding explains all.
-    """
-    gap, weight = log_tails.astype(np.float64) - log_density, DEFENSIVE
-    for _ in range(100):
-        explained = expit(gap + logit(weight)).sum()
-        weight = min((explained + PRIOR_COUNT) / (len(gap) + PRIOR_COUNT), LARGEST_WEIGHT)
-    return float(weight)
-
-
-def mixing_proportion(gap: np.ndarray) -> float:
+def mixing_proportion(gap: np.ndarray, before: tuple[float, float] = (0.5, 0.5)) -> float:
     """Proportion of a density in a mixture with another, whose log is less by `gap`, `(m,)`, by
-    expectation-maximisation; half a simulation each way is the prior."""
-    proportion = 0.5
+    expectation-maximisation; the prior is worth so many simulations of the one and of the other."""
+    proportion, gap = 0.5, gap.astype(np.float64)
     for _ in range(100):
-        proportion = (expit(gap + logit(proportion)).sum() + 0.5) / (len(gap) + 1.0)
+        proportion = (expit(gap + logit(proportion)).sum() + before[0]) / (len(gap) + sum(before))
     return float(proportion)

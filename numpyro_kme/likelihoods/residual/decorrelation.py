@@ -1,27 +1,49 @@
-r"""Triangular decorrelation that may change with the coordinates: each residual given those before it.
+r"""Triangular decorrelation: each residual given those before it.
 
-$v_i = (u_i - \sum_{k<i} c_{ik}(z) h(u_k)) e^{-\rho_i}$ with $c_{ik}(z) = C_{ik} + \sum_d G_{ikd} z_d$ and the soft
-clipping $h(u) = 5 \tanh(u / 5)$: a triangular map, as the Knothe-Rosenblatt rearrangement is, with slopes $e^{-\rho_i}$
-on the diagonal, so that the Jacobian is exact whatever the coefficients are.
+$v_i = (u_i - \sum_{k<i} C_{ik} h(u_k)) e^{-\rho_i}$ with the soft clipping $h(u) = 5 \tanh(u / 5)$: a triangular map,
+as the Knothe-Rosenblatt rearrangement is, with slopes $e^{-\rho_i}$ on the diagonal, so that the Jacobian is exact
+whatever the coefficients are.
+
+Where straight lines do not suffice, $w_i = (v_i - m_i(z, h(u_{<i}))) e^{-s_i(z, h(u_{<i}))}$ takes their place: in a
+series, say, what tomorrow's count spreads over follows from today's. `m` and `s` are learnt as location and scale of a
+statistic are, with the residuals before it as further coordinates. The Jacobian stays triangular, and the density
+integrates to 1.
+
+Reference: Papamakarios, Pavlakou and Murray (2017), Masked autoregressive flow, of which this is one layer by kernels.
 """
 
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_kme._core import solves
 from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.autoregression import Autoregression, soft_clip
-from numpyro_kme.likelihoods.residual.location_scale import winsorised_rms
-from numpyro_kme.likelihoods.residual.ridge import Ridge
+from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
+from numpyro_kme.likelihoods.residual.location_scale import Location, explained, fit_statistics, winsorised_rms
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
-AMPLITUDES, CHANGES = (0.03, 0.1, 0.3, 1.0), (0.0, 0.1, 0.3)
-"""Prior standard deviations of coefficients, in those of the noise, and of their change along a coordinate, relative to
-these: the best, held out, is taken for each residual."""
+CLIP = 5.0
+"""Residuals beyond this many standard deviations say no more about the next ones than this one does."""
+
+AMPLITUDES = 0.03, 0.1, 0.3, 1.0
+"""Prior standard deviations of coefficients, in those of the noise: the best, held out, is taken for each residual."""
+
+MOST = 200
+"""Largest number of inducing points of curves: there are many coordinates, and functions of them are smooth."""
+
+WORTH = 0.02
+"""A residual's curves are kept if they improve on more than this, in nats a simulation, and all if together they do."""
+
+
+def soft_clip(u: Any, xp: Any = np) -> Any:
+    """`h(u) = 5 tanh(u / 5)`."""
+    return CLIP * xp.tanh(u / CLIP)
 
 
 @register
@@ -29,97 +51,103 @@ class TriangularMap:
     """The fitted map from residuals to decorrelated ones.
 
     Attributes:
-        constant: Coefficients `C`, strictly lower triangular, `(n, n)`.
-        change: Their change with each coordinate, `G`, `(n, n, D)`.
+        coefficients: `C`, strictly lower triangular, `(n, n)`.
         log_scale: Log standard deviations `rho` of what is left, `(n,)`.
-        curved: Location and scale of what is left given the residuals before it, where straight lines do not suffice.
+        curved: `m` and then `s`, `(D + n,) -> (2 n,)`, where straight lines do not suffice; those of residual `i` do
+            not depend on the residuals from `i` on.
     """
 
-    constant: ArrayLike
-    change: ArrayLike
+    coefficients: ArrayLike
     log_scale: ArrayLike
-    curved: Autoregression | None = None
+    curved: RidgeFunctions | None = None
 
     def __call__(self, u: Any, z: Any, xp: Any = jnp) -> tuple[Any, Any]:
         """Residuals `(..., n)` at `z` `(..., D)` to decorrelated ones, and log scales `(..., n)` or `(n,)`.
 
         The log Jacobian is minus the sum of the log scales.
         """
-        v, log_scale = self.straight(u, z, xp), xp.asarray(self.log_scale)
+        log_scale, before = xp.asarray(self.log_scale), soft_clip(u, xp)
+        v = (u - before @ xp.asarray(self.coefficients).T) * xp.exp(-log_scale)
         if self.curved is None:
             return v, log_scale
-        location, curved = self.curved(u, z, xp)
-        return (v - location) * xp.exp(-curved), xp.broadcast_to(log_scale, curved.shape) + curved
-
-    def trimmed(self) -> "TriangularMap":
-        """The same without kernels of weight 0, for NumPy."""
-        return replace(self, curved=self.curved and self.curved.trimmed())
-
-    def straight(self, u: Any, z: Any, xp: Any = jnp) -> Any:
-        """`v`, without the functions `m` and `s`."""
-        coefficients = xp.concatenate([xp.asarray(self.constant)[:, :, None], xp.asarray(self.change)], axis=2)
-        # one product of matrices, where a product for each point takes XLA longer than the whole density
-        change = xp.concatenate([xp.ones((*z.shape[:-1], 1), z.dtype), z], axis=-1)
-        before = soft_clip(u, xp)[..., :, None] * change[..., None, :]
-        before = before.reshape(*before.shape[:-2], -1)
-        return (u - before @ coefficients.reshape(u.shape[-1], -1).T) * xp.exp(-xp.asarray(self.log_scale))
-
-    def given(self, u: Any, z: Any, i: int, xp: Any = jnp) -> tuple[Any, Any]:
-        """Location and log scale, `(...)`, of residual `i` given those before it, `u`, a list of `(...)`."""
-        location, log_scale = xp.zeros_like(z[..., 0]), xp.asarray(self.log_scale)[i]
-        for k in range(i):
-            slope = xp.asarray(self.constant)[i, k] + z @ xp.asarray(self.change)[i, k]
-            location = location + slope * soft_clip(u[k], xp)
-        if self.curved is None:
-            return location, log_scale
-        known = xp.stack([*u[:i], *[xp.zeros_like(location)] * (np.size(self.log_scale) - i)], axis=-1)
-        moved, curved = (part[..., i] for part in self.curved(known, z, xp))
-        return location + xp.exp(log_scale) * moved, log_scale + curved
+        inputs = xp.concatenate([xp.broadcast_to(z, (*u.shape[:-1], z.shape[-1])), before], axis=-1)
+        location, curved = xp.split(self.curved(inputs, xp).astype(v.dtype), 2, axis=-1)
+        return (v - location) * xp.exp(-curved), log_scale + curved
 
 
-def fit_triangular_map(
-    z: np.ndarray, u: np.ndarray, rows: np.ndarray, chosen: np.ndarray
-) -> tuple[TriangularMap, np.ndarray]:
+def fit_triangular_map(u: np.ndarray, rows: np.ndarray, chosen: np.ndarray) -> tuple[TriangularMap, np.ndarray]:
     """Fit the map, one ridge regression after another; return it with the held-out decorrelated residuals, `(m, n)`.
 
     A residual that the others do not make smaller, held out, stays as it is.
 
     Args:
-        z: Coordinates, `(m, D)`.
         u: Standardised residuals, `(m, n)`.
         rows: Simulations that amplitudes are chosen on.
         chosen: Numbers of the residuals that are decorrelated; the others stay, and no other depends on them.
     """
-    n, dim = u.shape[1], z.shape[1]
-    constant, change, log_scale, rest = np.zeros((n, n)), np.zeros((n, n, dim)), np.zeros(n), np.array(u)
+    n, rest = u.shape[1], np.array(u)
+    coefficients, log_scale = np.zeros((n, n)), np.zeros(n)
     last = range(len(chosen) - 1, 0, -1)  # those of many others take longest
-    for k, found in zip(last, in_parallel(partial(_decorrelated, z, u, rows, chosen), last), strict=True):
-        if found is not None:
-            i, others = chosen[k], chosen[:k]
-            constant[i, others], change[i, others], log_scale[i], rest[:, i] = found
-    return TriangularMap(constant, change, log_scale), rest
+    for k, found in zip(last, in_parallel(partial(_decorrelated, u, rows, chosen), last), strict=True):
+        left = winsorised_rms(found[1])
+        if left < 1.0:
+            i = chosen[k]
+            coefficients[i, chosen[:k]], log_scale[i], rest[:, i] = found[0], np.log(left), found[1] / left
+    return TriangularMap(coefficients, log_scale), rest
 
 
-def _decorrelated(z, u, rows, chosen, k):
-    """Coefficients, their change, the log scale and what is left of the residual that is `k`th among those `chosen`, or
-    None where those before it do not make it smaller."""
-    before, target = soft_clip(u[:, chosen[:k]]), u[:, chosen[k]]
+def _decorrelated(u, rows, chosen, k):
+    """Coefficients, and what is left of the residual that is `k`th among those `chosen`."""
+    before, target, precisions = soft_clip(u[:, chosen[:k]]), u[:, chosen[k], None], 1.0 / np.square(AMPLITUDES)
+    tried = solves.ridges(before[rows], target[rows], precisions / len(rows))
+    best = precisions[np.argmin([winsorised_rms(rest[:, 0]) for _, _, rest in tried])]
+    ((_, coefficients, rest),) = solves.ridges(before, target, [best / len(u)])
+    return coefficients[:, 0], rest[:, 0]
 
-    def size(amplitude, change):
-        return winsorised_rms(_ridge(z[rows], before[rows], amplitude, change).held_out(target[rows]).residual)
 
-    amplitude = min(AMPLITUDES, key=lambda amplitude: size(amplitude, 0.0))
-    change = min(CHANGES, key=lambda change: size(amplitude, change))
-    found = _ridge(z, before, amplitude, change).held_out(target)
-    left = winsorised_rms(found.residual)
-    if left >= 1.0:
+def fit_curves(
+    steps: int, z: np.ndarray, u: np.ndarray, v: np.ndarray, rows: np.ndarray
+) -> tuple[RidgeFunctions, np.ndarray, np.ndarray] | None:
+    """Learn `m` and `s` of residuals of which a regression explains anything at once, where they are worth it.
+
+    Return these functions, the held-out residuals `(m, n)`, and what they add to the held-out log score, `(n,)`; None
+    where there is no such residual.
+
+    Args:
+        steps: Iterations of one location.
+        z: Coordinates, `(m, D)`.
+        u: Standardised residuals, `(m, n)`.
+        v: Held-out decorrelated residuals, `(m, n)`.
+        rows: Simulations that hyperparameters are learnt from.
+    """
+    n, dim = u.shape[1], z.shape[1]
+    inputs = np.concatenate([z, soft_clip(u)], axis=1)
+    known = np.arange(dim + n) < dim + np.arange(n)[:, None]
+    at = Inputs(inputs, Inputs.pivoted(inputs[rows], MOST).inducing_points)
+    centre, spread = v.mean(axis=0), v.std(axis=0)
+    targets = ((v - centre) / np.where(spread > 0.0, spread, 1.0)).T
+    guess = Smoothness.start(at.dim, linear=0.1 / np.sqrt(at.dim), length=1.0)
+    share = in_parallel(partial(_explained, at.coarse[rows], targets[:, rows], guess, known), range(1, n))
+    tried = 1 + np.flatnonzero(np.array(share) > 0.0)
+    if not len(tried):
         return None
-    moving = np.square(amplitude * change) * ((before * found.alpha[:, None]).T @ z)
-    return amplitude**2 * (found.alpha @ before), moving, np.log(left), found.residual / left
+    start = Location(Smoothness.start(at.dim, linear=0.1, length=1.0, noise=0.9), 0.0, 0.0)
+    starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(tried), *np.shape(leaf))), start)
+    fits = fit_statistics(steps, replace(at, used=known[tried]), rows, targets[tried], starts, transform=False)
+    added = fits.improvements.sum(axis=0) - np.log(spread[tried])
+    kept = tried[added > WORTH]
+    if not len(kept):
+        return None
+    place = np.eye(n)[:, tried] * (added > WORTH)
+    matrix = np.kron(np.eye(2), place)
+    matrix[:n] *= spread[:, None]
+    added_to = np.concatenate([centre, np.log(np.where(spread > 0.0, spread, 1.0))]) * np.tile(place.any(axis=1), 2)
+    residuals = np.array(v)
+    residuals[:, kept] = fits.residuals[:, added > WORTH]
+    return fits.functions.combined(matrix, added_to), residuals, place @ added
 
 
-def _ridge(z: np.ndarray, before: np.ndarray, amplitude: float, change: float) -> Ridge:
-    """The regression on columns `a h_k` and `a b h_k z_d`, in units of the noise."""
-    along = np.concatenate([np.ones((len(z), 1)), change * z], axis=1) if change else np.ones((len(z), 1))
-    factor = amplitude * before[:, :, None] * along[:, None, :]
-    return Ridge.of(factor.reshape(len(z), -1), np.ones(len(z)))
+def _explained(at, targets, start, known, i):
+    """`explained` of the residual with number `i` by what it may follow."""
+    at = replace(at, used=known[i])
+    return explained(at, targets[i], jax.tree.map(np.clip, start, *Smoothness.bounds(at, (-7.0, 1.5))))

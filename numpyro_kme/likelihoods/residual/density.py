@@ -22,10 +22,9 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.bandwidths import LearntBandwidths, log_pilots
-from numpyro_kme.likelihoods.residual.mixture import log_defended, log_kernels_at
+from numpyro_kme.likelihoods.residual.bandwidths import LearntBandwidths, adapted
+from numpyro_kme.likelihoods.residual.mixture import EmbeddingWeights, log_defended, log_kernels
 from numpyro_kme.likelihoods.residual.tabulated import Tabulated
-from numpyro_kme.likelihoods.residual.weights import EmbeddingWeights
 
 
 @register
@@ -50,7 +49,7 @@ class KernelMixture:
     def fit(cls, z: np.ndarray, blocks: list[np.ndarray], learnt: LearntBandwidths) -> "KernelMixture":
         """From all residuals, `(m, k)` each, with what some of them taught. Cost: `b m min(m, 4000)` kernels."""
         beta, lam, eps, sensitivity = learnt.bandwidths
-        factors = np.stack([np.exp(-sensitivity * log_pilots(block, eps)) for block in blocks])
+        factors = np.stack([adapted(block, eps, sensitivity) for block in blocks])
         tails = learnt.heavy_tailed_weights
         return cls(EmbeddingWeights.fit(z, beta, lam), np.stack(blocks), np.array(eps), factors, tails)
 
@@ -59,7 +58,7 @@ class KernelMixture:
         weights, (number, _, size) = self.weights(z, xp), np.shape(self.residuals)
 
         def of_block(v, residuals, factors, tails):
-            logs = log_kernels_at(v, residuals, xp.broadcast_to(xp.asarray(self.eps), size), factors, xp)
+            logs = log_kernels(v, residuals, xp.broadcast_to(xp.asarray(self.eps), size), factors, xp)
             return log_defended(logs, weights, v, tails, xp)
 
         blocks = xp.moveaxis(v.reshape(*v.shape[:-1], number, size), -2, 0)
@@ -86,7 +85,7 @@ class ResidualDensity:
     table: Tabulated | None = None
 
     def tabulated(self) -> "ResidualDensity":
-        """The same with a table where it pays, for NumPy."""
+        """Add a table where it pays, for NumPy."""
         return replace(self, table=Tabulated.of(self.together))
 
     def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:

@@ -4,7 +4,6 @@ It embeds residuals, which simulations can lend each other, and not the statisti
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,22 +14,16 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
-from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.residual import unmoved
-from numpyro_kme.likelihoods.residual.autoregression import WORTH, fit_autoregression
-from numpyro_kme.likelihoods.residual.bandwidths import learn, log_densities_alone, mixing_proportion
-from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap, fit_triangular_map
+from numpyro_kme.likelihoods.residual.bandwidths import Bandwidths, learn, log_densities_alone, mixing_proportion
+from numpyro_kme.likelihoods.residual.decorrelation import WORTH, TriangularMap, fit_curves, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import KernelMixture, ResidualDensity
-from numpyro_kme.likelihoods.residual.fitting import fit_statistics, fitted_functions
-from numpyro_kme.likelihoods.residual.location_errors import LocationErrors
-from numpyro_kme.likelihoods.residual.location_scale import start_locations
-from numpyro_kme.likelihoods.residual.outside import UsualSlopes
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, line_slopes
+from numpyro_kme.likelihoods.residual.location_scale import fit_statistics, start_locations
+from numpyro_kme.likelihoods.residual.smoothness import Inputs
 from numpyro_kme.likelihoods.residual.support import fit_support_bounds
-from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, ScoreImprovements
-from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties, log_cosh
+from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, Standardisation
+from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties
 
 MOST_PAIRS = 500
 """Bandwidths are learnt from the pairs of at most this many simulations: weights take the cube of their number."""
@@ -38,6 +31,12 @@ MOST_PAIRS = 500
 SMALL, SIGNIFICANT = 0.005, 3.0
 """Improvement of the held-out log density, in nats and in its standard errors, that a product of densities has to make:
 counts are a little skewed, which moves posteriors where some of many are out in their tails."""
+
+RAW = 0.05
+"""Improvement of the held-out log density, in nats, that a raw statistic has to make."""
+
+TRIED = Bandwidths(1.5, 0.03, 0.25, 0.0)
+"""Bandwidths where nothing is learnt yet, `beta` times the root of the number of coordinates."""
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
@@ -65,10 +64,7 @@ class ResidualKernelMeans(Form):
     hyperparameters follow held-out densities in closed form, under priors that favour simple functions.
 
     Args:
-        transform_marginals: Whether statistics are transformed.
-        bounds: Whether a statistic that is transformed may have a line that follows the coordinates: a bound, or the
-            middle of heavy tails.
-        scale: Whether the scale of residuals may change with the coordinates.
+        bounds: Whether a statistic may have a line that follows the coordinates: a bound, or the middle of heavy tails.
         decorrelate: Whether residuals are decorrelated.
         curved: Whether location and scale given the residuals before may be curved functions, where they are
             decorrelated.
@@ -81,9 +77,7 @@ class ResidualKernelMeans(Form):
 
     paper = "hsu2019bayesian"
 
-    transform_marginals: bool = True
     bounds: bool = True
-    scale: bool = True
     decorrelate: bool = True
     curved: bool = True
     subset: int | None = None
@@ -140,86 +134,90 @@ class ResidualKernelMeans(Form):
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
-        support, bounded = fit_support_bounds(at, standard, rows, self.transform_marginals and self.bounds)
+        support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
         zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
-        clipped, n = _clipped(bounded), bounded.shape[1]
-        fits = in_parallel(partial(_fit, self, at, rows, clipped.T, zero), at.groups(np.arange(n)))
-        residuals = np.concatenate([fit.residuals for fit in fits]).T
-        gained = np.concatenate([[fit.location_improvement, fit.scale_improvement] for fit in fits], axis=1)
-        location, log_scale = fitted_functions(fits)
-        marginals = _marginals(fits, clipped)
-        learnt = self.dependence(z, residuals)
-        as_they_are = self._as_they_are(z, np.asarray(marginals(bounded, np)), residuals, gained.sum(axis=0), learnt)
-        information, slopes = _information_and_slopes(support, marginals, location, log_scale, z[first[:300]])
-        errors = LocationErrors.together([fit.errors for fit in fits])
-        if as_they_are is not None:
-            still, residuals, learnt = as_they_are
-            moved, gained = np.flatnonzero(~still), np.where(still, 0.0, gained)
-            location, log_scale = (part.some(moved).among(moved, n) for part in (location, log_scale))
-            slopes, errors = slopes.without(still), errors.without(still)
+        clipped = _clipped(bounded)
+        starts, _ = start_locations(at.coarse[rows], clipped[rows].T, zero)
+        location, functions, residuals, gained = fit_statistics(self.steps, at, rows, clipped.T, starts)
+        v = location.transformed(clipped.T)
+        marginals = MarginalTransform(location.centre, np.exp(location.log_width), v.mean(axis=1), v.std(axis=1))
+        standardisation = Standardisation(support, marginals, functions)
+        information = standardisation.information(standard[first[:300]], z[first[:300]])
+        still = np.zeros(len(v), bool)
+        learnt = self.dependence(z, residuals, still)
+        statistics = np.asarray(marginals(bounded, np))
+        other = self._as_they_are(z, statistics, residuals, gained.sum(axis=0), learnt)
+        if other is not None:
+            still, residuals, learnt = other
+            matrix, gained = np.diag(np.tile(~still, 2).astype(float)), np.where(still, 0.0, gained)
+            standardisation = replace(standardisation, functions=functions.combined(matrix))
         return ResidualSurrogate(
             transform,
-            Region.of(z, (information + slopes.scale_information).sum(axis=0)),
+            Region.of(z, information.sum(axis=0)),
             information,
-            slopes,
-            support,
-            marginals,
-            location,
-            log_scale,
-            errors,
+            standardisation,
             learnt.decorrelation,
             learnt.density,
             np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),
-            ScoreImprovements(*gained, learnt.decorrelation_improvement, learnt.shape_improvement),
+            {**dict(zip(("location", "scale"), gained)), **learnt.improvements},
             residuals,
-            learnt.unmoved,
+            still,
             z,
             self,
         )
 
     def _as_they_are(self, z, statistics, residuals, gained, learnt: "Dependence"):
-        """Which statistics have no location and scale, their residuals then, and how these depend on one another; None
-        where that says no more of held-out simulations than what was `learnt` of residuals with all of them."""
-        rows = self._rows(z)
-        still = unmoved.chosen(z[rows], statistics[rows], residuals[rows], gained)
+        """Find the statistics that are embedded without location and scale, their residuals then, and how these depend
+        on one another; None where that says no more of held-out simulations than what was `learnt` of all residuals.
+
+        Simulations lend each other residuals where location and scale move a shape that hardly changes. Where the
+        parameters change how probable clusters of values are, as in a mixture, residuals have peaks that move, and
+        their density blurs them. Those of the statistic stay where they are, and its own embedding, of which the
+        weights follow the parameters, keeps them.
+        """
+        rows = self._rows(z)[:MOST_PAIRS]
+        points, raw, own = (np.asarray(part[rows], np.float32) for part in (z, statistics, residuals))
+        better = _alone(points, raw) - _alone(points, own) - gained
+        still = better.mean(axis=0) > np.maximum(RAW, SIGNIFICANT * better.std(axis=0) / np.sqrt(len(rows)))
         if not still.any():
             return None
         residuals = np.where(still, statistics, residuals)
         other = self.dependence(z, residuals, still)
-        return (still, residuals, other) if other.score > learnt.score + gained[still].sum() + unmoved.WORTH else None
+        return (still, residuals, other) if other.score > learnt.score + gained[still].sum() + RAW else None
 
-    def dependence(self, z: np.ndarray, residuals: np.ndarray, still: np.ndarray | None = None) -> "Dependence":
+    @numpy_function
+    def dependence(self, z: np.ndarray, residuals: np.ndarray, still: np.ndarray) -> "Dependence":
         """Learn from held-out standardised residuals `(m, n)` how they depend on one another, and their density.
 
         Those that are `still` statistics as they are, `(n,)`, follow the coordinates, and so do their regressions on
         one another: they are not decorrelated.
         """
         with solves.one_blas_thread:
-            return self._dependence(z, residuals, np.zeros(residuals.shape[1], bool) if still is None else still)
+            return self._dependence(z, residuals, still)
 
-    @numpy_function
     def _dependence(self, z, residuals, still):
         rows, chosen = self._rows(z), np.flatnonzero(~still & self.decorrelate)
-        straight, v = fit_triangular_map(z, residuals, rows, chosen)
-        learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale), still)
-        more = self._rows(z, MOST_PAIRS)  # of functions of many coordinates there is more to learn
-        curved = fit_autoregression(self, z, residuals, v, more) if self.curved and len(chosen) == len(still) else None
-        if curved is None:
+        straight, v = fit_triangular_map(residuals, rows, chosen)
+        learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale))
+        if not self.curved or len(chosen) < max(2, len(still)):
             return learnt
-        triangular = replace(straight, curved=curved.functions)
-        improvement = learnt.decorrelation_improvement + curved.improvement
-        other = self._embedded(z, curved.residuals, rows, triangular, improvement, still)
+        more = self._rows(z, MOST_PAIRS)  # of functions of many coordinates there is more to learn
+        found = fit_curves(self.steps, z, residuals, v, more)
+        if found is None:
+            return learnt
+        curved, v, added = found
+        improvement = learnt.improvements["decorrelation"] + added
+        other = self._embedded(z, v, rows, replace(straight, curved=curved), improvement)
         return other if other.score > learnt.score + WORTH else learnt
 
-    def _embedded(self, z, v, rows, decorrelation, improvement, still) -> "Dependence":
+    def _embedded(self, z, v, rows, decorrelation, improvement) -> "Dependence":
         """With the density of held-out decorrelated residuals `v`."""
         # kernels and their sums need no more than float32, as the ridge is at least a thousandth of `m`
         few, points = v[rows[:MOST_PAIRS]].astype(np.float32), z[rows[:MOST_PAIRS]].astype(np.float32)
         learnt = learn(points, [few])
         score = learnt.log_densities.astype(np.float64)
         density = ResidualDensity(KernelMixture.fit(z, [v], learnt), None, np.zeros(()))
-        tried = log_densities_alone(points, few, unmoved.tried(z.shape[1])).sum(axis=1)
-        if v.shape[1] > 1 and np.mean(tried - score) > SMALL:
+        if v.shape[1] > 1 and np.mean(_alone(points, few).sum(axis=1) - score) > SMALL:
             columns = np.split(few, v.shape[1], axis=1)
             apart = learn(points, columns)
             gap = apart.log_densities - score
@@ -229,27 +227,23 @@ class ResidualKernelMeans(Form):
                 product = KernelMixture.fit(z, np.split(v, v.shape[1], axis=1), apart)
                 density, score = replace(density, apart=product, proportion=np.array(proportion)), score + added
         normal = -0.5 * np.sum(np.square(few) + np.log(2.0 * np.pi), axis=1)
-        total = float(np.sum(improvement) + score.mean())
-        return Dependence(decorrelation, density, improvement, np.mean(score - normal), total, still)
+        improvements = {"decorrelation": improvement, "shape": np.mean(score - normal)}
+        return Dependence(decorrelation, density, improvements, float(np.sum(improvement) + score.mean()))
 
 
 class Dependence(NamedTuple):
-    """How residuals depend on one another.
-
-    Attributes:
-        decorrelation: Their triangular map.
-        density: Density of decorrelated residuals.
-        decorrelation_improvement, shape_improvement: What these add to the held-out log score, `(n,)` and a scalar.
-        score: Mean held-out log density of the residuals.
-        unmoved: Which of them are statistics as they are, `(n,)`.
-    """
+    """Dependence of residuals on one another: their triangular map, the density of what it gives, what both add to the
+    held-out log score, `(n,)` and a scalar, and the mean held-out log density of the residuals."""
 
     decorrelation: TriangularMap
     density: ResidualDensity
-    decorrelation_improvement: np.ndarray
-    shape_improvement: np.ndarray
+    improvements: dict[str, np.ndarray]
     score: float
-    unmoved: np.ndarray
+
+
+def _alone(z: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Held-out log densities of single residuals `(m, n)`, each by itself, where nothing is learnt yet, `(m, n)`."""
+    return log_densities_alone(z, columns, TRIED._replace(beta=TRIED.beta * float(np.sqrt(z.shape[1]))))
 
 
 def _clipped(s: np.ndarray) -> np.ndarray:
@@ -257,30 +251,3 @@ def _clipped(s: np.ndarray) -> np.ndarray:
     scores = np.arcsinh(s)
     low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
     return np.sinh(np.clip(scores, low - REACH, high + REACH))
-
-
-def _fit(form, at, rows, scaled, zero, group):
-    """`fit_statistics` of a group, from the best of a grid of starts."""
-    x = scaled[group]
-    starts, _ = start_locations(at.coarse[rows], x[:, rows], zero[group], form.transform_marginals)
-    return fit_statistics(form, at, rows, x, starts, int(group[0]))
-
-
-def _marginals(fits, clipped) -> MarginalTransform:
-    """The learnt transformations, of statistics in robust standard deviations."""
-    centre = np.concatenate([fit.location.centre for fit in fits])
-    width = np.exp(np.concatenate([fit.location.log_width for fit in fits]))
-    v = np.arcsinh((clipped - centre) / width)
-    return MarginalTransform(centre, width, np.mean(v, axis=0), np.std(v, axis=0))
-
-
-def _information_and_slopes(support, marginals, location, log_scale, z) -> tuple[np.ndarray, UsualSlopes]:
-    """Information of each statistic about each coordinate, `(n, D)`, over points `(m, D)`, and usual slopes.
-
-    A bound moves the location too, in units of the transformed statistic in its middle.
-    """
-    middle, of_bounds = marginals.middle, line_slopes(np.asarray(support.linear), z)
-    log_slope = np.asarray(marginals.log_slope(middle, np)) - log_cosh(middle, np) - np.log(support.width)
-    slopes = location.slopes(z) + np.where(support.side, np.exp(log_slope), 0.0)[:, None] * of_bounds
-    precision = np.exp(-2.0 * log_scale.on_host(z))[:, :, None]
-    return np.mean(np.square(slopes) * precision, axis=0), UsualSlopes.of(slopes, log_scale.slopes(z))

@@ -1,24 +1,19 @@
 """Location and scale of a statistic given the coordinates, after a marginal transformation that is learnt with them."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.likelihoods.descent import descend_all, ravel
-from numpyro_kme.likelihoods.residual.ridge import Ridge, diagonal, inverse_root
-from numpyro_kme.likelihoods.residual.smoothness import (
-    INTERCEPT,
-    JITTER,
-    RIDGE,
-    Inputs,
-    Regression,
-    Smoothness,
-)
+from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
+from numpyro_kme.likelihoods.residual.ridge import Ridge
+from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
 from numpyro_kme.likelihoods.statistics import log_cosh
 
 STRAIGHT = 50.0
@@ -51,13 +46,14 @@ class Location:
     log_width: Any
 
     @classmethod
-    def bounds(cls, at: Inputs, transform_marginals: bool) -> tuple["Location", "Location"]:
-        """Box of the search; without `transform_marginals` the transformation stays a straight line."""
-        low, high = Smoothness.bounds(at)
-        if not transform_marginals:
+    def bounds(
+        cls, at: Inputs, transform: bool, log_noise: tuple[float, float] = (-7.0, 1.5)
+    ) -> tuple["Location", "Location"]:
+        """Box of the search; without `transform` the transformation stays a straight line."""
+        low, high = Smoothness.bounds(at, log_noise)
+        if not transform:
             return cls(low, 0.0, np.log(UNCHANGED)), cls(high, 0.0, np.log(UNCHANGED))
-        straight = np.log(STRAIGHT)
-        return cls(low, -20.0, -12.0), cls(high, 20.0, straight + 2.0)
+        return cls(low, -20.0, -12.0), cls(high, 20.0, np.log(STRAIGHT) + 2.0)
 
     def penalty(self) -> tuple[np.ndarray, "Location"]:
         """Minus the log prior, mild and in favour of straight lines, and its gradient."""
@@ -75,7 +71,7 @@ class Location:
         return self.smoothness.regress(at, noise, self.target(x))
 
     def target(self, x: np.ndarray) -> np.ndarray:
-        """What is regressed, of statistics `(..., m)`."""
+        """Targets of the regressions, of statistics `(..., m)`."""
         return standardised(self.transformed(x))[0]
 
     def transformed(self, x: np.ndarray) -> np.ndarray:
@@ -96,7 +92,7 @@ def learn_location(
     noise: np.ndarray,
     score_noise: np.ndarray,
     steps: int,
-    transform_marginals: bool,
+    bounds: tuple[Location, Location],
     inverses: np.ndarray | None = None,
 ) -> tuple[Location, np.ndarray]:
     """Maximise the held-out log density of each raw statistic, normal after the transformation, plus log priors.
@@ -108,14 +104,14 @@ def learn_location(
         noise: Relative noise variance of each simulation in the regression, `(n, m)`.
         score_noise: Relative noise variance in the score, `(n, m)`: `noise` without the weights of outliers.
         steps: Iterations.
-        transform_marginals: Whether the marginal transformation is learnt.
+        bounds: Box of the search.
         inverses: Inverse Hessians of an earlier search, `(n, p, p)`.
     Returns:
         Where each maximum is, and the last inverse Hessians.
     """
-    bounds, least = Location.bounds(at, transform_marginals), location.smoothness.enough(at)
+    least = location.smoothness.enough(at)
     if inverses is None:
-        inverses = diagonal(1.0 / ravel(location.curvature(x.shape[-1]), 1))
+        inverses = np.eye(ravel(location, 1).shape[1]) / ravel(location.curvature(x.shape[-1]), 1)[:, :, None]
     some = lambda location, rows: location_loss(location, least, x[rows], noise[rows], score_noise[rows])  # noqa: E731
     return descend_all(some, location, bounds, steps, inverses)
 
@@ -167,73 +163,52 @@ def log_mixture_with_cauchy(log_density: np.ndarray, x: np.ndarray) -> tuple[np.
     return np.log(mixture), own / mixture
 
 
-def start_locations(
-    at: Inputs, x: np.ndarray, natural_zero: np.ndarray, transform_marginals: bool
-) -> tuple[Location, np.ndarray]:
-    """Where to start for each statistic: the best of a grid of transformations and regressions.
-
-    Best by their mean held-out log density, `(n,)`, which is returned too. After each shape of the regressions only the
-    better half of the transformations is tried with the next.
+def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray) -> tuple[Location, np.ndarray]:
+    """Where to start for each statistic: the best of a grid of transformations and regressions by their mean held-out
+    log density, `(n,)`, which is returned too.
 
     Args:
         at: Coordinates.
         x: Statistics, `(n, m)`, in their robust standard deviations.
         natural_zero: Raw zero in the same units, `(n,)`.
-        transform_marginals: Whether marginal transformations are tried.
     Cost: twelve factorisations in all, whatever the number of statistics and transformations.
     """
-    candidates = [_Candidates.of(*one, transform_marginals) for one in zip(x, natural_zero, strict=True)]
-    best: list[tuple[float, Location]] = [(-np.inf, Location(Smoothness.start(at.dim), 0.0, np.log(STRAIGHT)))] * len(x)
-    for rbf, length in ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5)):
-        tries = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for noise in (0.1, 0.3, 0.8)]
-        ridges = [smoothness.regress(at, np.ones(len(at)), x[0]).held_out.ridge for smoothness in tries]
-        for i, tried in enumerate(candidates):
-            found, overall = (np.stack(each) for each in zip(*(tried.scores(ridge, x[i]) for ridge in ridges)))
-            j, k = np.unravel_index(np.argmax(found), found.shape)
-            if found[j, k] > best[i][0]:
-                own = tries[j].times(max(SHRINK, np.sqrt(overall[j, k])))
-                best[i] = found[j, k], Location(own, tried.centres[k], tried.log_widths[k])
-            candidates[i] = tried.half(found.max(axis=0))
-    scores, locations = zip(*best, strict=True)
+    shapes = ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5))
+    tries = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for rbf, length in shapes for noise in (0.1, 0.3, 0.8)]
+    ridges = [smoothness.regress(at, np.ones(len(at)), x[0]).held_out for smoothness in tries]
+    found = in_parallel(partial(_best_start, tries, ridges), zip(x, natural_zero, strict=True))
+    locations, scores = zip(*found)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *locations), np.array(scores)
 
 
-class _Candidates(NamedTuple):
-    """Marginal transformations that are tried for one statistic, `(k,)`, and what they give, `(k, m)`."""
+def _best_start(tries, ridges, pair):
+    """Where to start for one statistic and its natural zero, and the score there."""
+    centres, log_widths = _transformations(*pair)
+    lines = Location(None, centres, log_widths)
+    found, overall = map(np.stack, zip(*(_scores(ridge, lines, pair[0]) for ridge in ridges)))
+    j, k = np.unravel_index(np.argmax(found), found.shape)
+    return Location(tries[j].times(max(SHRINK, np.sqrt(overall[j, k]))), centres[k], log_widths[k]), found[j, k]
 
-    centres: np.ndarray
-    log_widths: np.ndarray
-    targets: np.ndarray
-    log_slopes: np.ndarray
 
-    @classmethod
-    def of(cls, column: np.ndarray, zero: float, transform_marginals: bool) -> "_Candidates":
-        """A straight line, and curves of many widths around the middle, the ends and a zero that all are beyond."""
-        centres, widths = [0.0], [STRAIGHT]
-        if transform_marginals:
-            one_sided = zero <= column.min() or zero >= column.max()
-            ends = [column.min(), column.max(), *([zero] if one_sided and abs(zero) < 20.0 else [])]
-            for centre in (0.0, *ends):
-                grid = np.geomspace(0.003, 10.0, 12)
-                centres += [centre] * len(grid)
-                widths += list(grid)
-        log_widths = np.log(widths)
-        v = np.arcsinh((column - np.array(centres)[:, None]) / np.exp(log_widths)[:, None])
-        targets, scale = standardised(v)
-        return cls(np.array(centres), log_widths, targets, -log_cosh(v, np) - np.log(scale) - log_widths[:, None])
+def _transformations(column: np.ndarray, zero: float) -> tuple[np.ndarray, np.ndarray]:
+    """Centres and log widths, `(k,)` each, of a straight line, and of curves around the middle, the ends and a zero
+    that all values are beyond."""
+    one_sided = abs(zero) < 20.0 and (zero <= column.min() or zero >= column.max())
+    middles = [0.0, column.min(), column.max(), *([zero] if one_sided else [])]
+    centres, widths = np.meshgrid(middles, np.geomspace(0.003, 10.0, 12), indexing="ij")
+    return np.append(0.0, centres), np.log(np.append(STRAIGHT, widths))
 
-    def half(self, scores: np.ndarray) -> "_Candidates":
-        """The better half."""
-        best = np.argsort(-scores)[: (len(scores) + 1) // 2]
-        return _Candidates(*(field[best] for field in self))
 
-    def scores(self, ridge: Ridge, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean held-out log density for each transformation, `(k,)`, at a robust overall variance, and this."""
-        squares = np.square(ridge.solve_rows(self.targets)) / ridge.diagonal
-        middle = np.median(squares, axis=1, keepdims=True) / 0.455
-        overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
-        normal = log_normal(squares, overall) + (0.5 * np.log(ridge.diagonal) + self.log_slopes)
-        return np.mean(log_mixture_with_cauchy(normal, column)[0], axis=1), overall[:, 0]
+def _scores(ridge: Ridge, lines: Location, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean held-out log density of a statistic by transformation, `(k,)`, at a robust overall variance, and this."""
+    v = lines.transformed(column)
+    targets, scale = standardised(v)
+    squares = np.square(ridge.solve_rows(targets)) / ridge.diagonal
+    middle = np.median(squares, axis=1, keepdims=True) / 0.455
+    overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
+    log_slopes = -log_cosh(v, np) - np.log(scale) - lines.log_width[:, None]
+    normal = log_normal(squares, overall) + 0.5 * np.log(ridge.diagonal) + log_slopes
+    return np.mean(log_mixture_with_cauchy(normal, column)[0], axis=1), overall[:, 0]
 
 
 DEGREES = 5.0
@@ -255,75 +230,149 @@ def winsorised_rms(residuals: np.ndarray) -> np.ndarray:
 
 
 class ScaleFunction:
-    """Log scales `s(z)` being fitted to the residuals of `n` statistics: hyperparameters, and the last fit.
+    """Log scales `s(z)` being fitted to the residuals of `n` statistics: hyperparameters, and the last fit; `update`
+    begins anew where there is none.
 
     Fisher scoring: with `e = r exp(-s)`, working targets `s + ((nu + 1) e^2 / (nu + e^2) - 1) / I` with variance
-    `1 / I` are regressed on the coordinates by ridge regression; hyperparameters follow the held-out density of the
-    working targets. The logarithm of squared residuals, the usual target, has two and a half times the variance: it
-    only gives the start.
+    `1 / I` are regressed on the coordinates as a location is. The logarithm of squared residuals, the usual target, has
+    two and a half times the variance: it only gives the start.
     """
 
     def __init__(self, dim: int, n: int, size: int):
         """Before the first fit: the same for all of `size` residuals of `n` statistics."""
-        start = Smoothness.start(dim, noise=1.0)
-        self.smoothness = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start)
-        self.offset, self.fitted, self.held_out = np.zeros(n), np.zeros((n, size)), np.zeros((n, size))
-        self.last: Regression | None = None
-        self._inverses = diagonal(1.0 / ravel(self.smoothness.curvature(size), 1))
+        start = Location(Smoothness.start(dim, noise=1.0), 0.0, np.log(UNCHANGED))
+        self.location = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start)
+        self.fitted, self.held_out = np.zeros((n, size)), np.zeros((n, size))
+        self.offset, self.spread, self.inverses = np.zeros((n, 1)), np.ones((n, 1)), None
+        self.last: Any = None
 
-    def update(self, at: Inputs, residuals: np.ndarray, rounds: int, steps: int) -> None:
-        """Fit to residuals `(n, m)` in `rounds` scoring steps; in the last hyperparameters get `steps` iterations."""
-        if self.fitted.shape[-1] != len(at) or not self.fitted.any():
-            self._begin(at, residuals, steps)
-        for number in range(rounds):
+    def update(self, at: Inputs, residuals: np.ndarray, steps: int) -> None:
+        """Fit to residuals `(n, m)` in two scoring steps; in the last hyperparameters get `steps` iterations."""
+        if self.last is None:
+            logs = np.log(np.square(residuals) + 1e-300)
+            self._regress(at, 0.5 * (np.maximum(logs, np.median(logs, axis=-1, keepdims=True) - 5.0) + 1.27), steps)
+        for now in (0, steps):
             squares = np.square(residuals * np.exp(-self.fitted))
             score = (DEGREES + 1.0) * squares / (DEGREES + squares) - 1.0
-            target, now = self.fitted + score / INFORMATION, steps if number == rounds - 1 else None
-            self._regress(at, target, 1.0 / INFORMATION, now, again=number > 0 and not now)
+            self._regress(at, self.fitted + score / INFORMATION, now)
 
-    def _begin(self, at, residuals, steps):
-        logs = np.log(np.square(residuals) + 1e-300)
-        logs = 0.5 * (np.maximum(logs, np.median(logs, axis=-1, keepdims=True) - 5.0) + 1.27)
-        self._regress(at, logs, 1.23, steps)
-
-    def _regress(self, at, target, variance, steps, again=False):
-        self.offset = np.mean(target, axis=-1)
-        centred, noise = target - self.offset[:, None], np.full(target.shape, variance)
+    def _regress(self, at, target, steps):
+        self.offset = np.mean(target, axis=-1, keepdims=True)
+        self.spread = np.maximum(np.std(target, axis=-1, keepdims=True), 1e-12)
+        x = (target - self.offset) / self.spread
+        noise = np.broadcast_to(1.0 / INFORMATION / np.square(self.spread), x.shape)
         if steps:
-            bounds = tuple(replace(bound, noise=0.0) for bound in Smoothness.bounds(at))
-            least = self.smoothness.enough(at)
-            some = lambda smoothness, rows: scale_loss(smoothness, least, centred[rows], noise[rows])  # noqa: E731
-            self.smoothness, self._inverses = descend_all(some, self.smoothness, bounds, steps, self._inverses)
-        least = self.smoothness.enough(at)
-        self.last = self.last.again(centred) if again else self.smoothness.regress(least, noise, centred)
-        self.held_out = target - self.last.held_out.residual
-        self.fitted = target - (1.0 + JITTER) * noise * self.last.held_out.alpha
+            bounds = Location.bounds(at, False, (0.0, 0.0))
+            learnt = learn_location(self.location, at, x, noise, noise, steps, bounds, self.inverses)
+            self.location, self.inverses = learnt
+        smoothness = self.location.smoothness
+        self.last = smoothness.regress(smoothness.enough(at), noise, x)
+        predictions, noise = self.last.held_out, (1.0 + JITTER) * noise
+        self.held_out, self.fitted = (
+            target - self.spread * rest for rest in (predictions.residual, noise * predictions.alpha)
+        )
 
 
-def scale_loss(
-    smoothness: Smoothness, at: Inputs, target: np.ndarray, noise: np.ndarray
-) -> tuple[np.ndarray, Smoothness]:
-    """Minus the held-out normal log density and the log prior, `(...)`, and its gradient; the noise is known."""
-    found = smoothness.regress(at, noise, target)
-    residual, variance = found.held_out.residual, found.held_out.variance
-    value = 0.5 * np.sum(np.log(variance) + np.square(residual) / variance, axis=-1)
-    of_variance = 0.5 * (1.0 / variance - np.square(residual / variance))
-    slope, _ = found.gradient(residual / variance, of_variance)
-    penalty, of_penalty = smoothness.penalty()
-    return penalty + value, jax.tree.map(np.add, slope, of_penalty)
-
-
-def explained(z: np.ndarray, points: np.ndarray, v: np.ndarray) -> float:
+def explained(at: Inputs, v: np.ndarray, smoothness: Smoothness) -> float:
     """Larger proportion of the variance that is explained, held out, of a residual `(m,)` and of the score of its log
-    scale by waves of each coordinate `(m, D)` and kernels around points `(r, D)`, without anything learnt."""
-    dim = z.shape[1]
-    waves = [wave(k * z) for k in (1.0, 2.0, 3.0) for wave in (np.sin, np.cos)]
-    root = inverse_root(gaussian_gram(points, points, dim) + RIDGE * np.eye(len(points)))
-    kernels = gaussian_gram(z, points, dim) @ root.T
-    factor = np.concatenate(
-        [np.full((len(z), 1), INTERCEPT), 0.1 * z, *(0.1 * wave for wave in waves), 0.3 * kernels], 1
-    )
-    ridge = Ridge.of(factor, np.ones(len(z)))
+    scale by a regression whose hyperparameters are given, and not learnt."""
     score = np.square(v) / (DEGREES + np.square(v))
-    left = [np.mean(np.square(ridge.held_out(t).residual)) for t in (v, (score - score.mean()) / score.std())]
-    return 1.0 - float(min(left))
+    fit = smoothness.regress(at, np.ones(len(v)), v)
+    fits = fit, fit.again((score - score.mean()) / score.std())
+    return 1.0 - min(float(np.mean(np.square(one.held_out.residual))) for one in fits)
+
+
+MOST_TURNS = 8
+"""Location and scale are learnt in turn so many times at most: where the scale spans many orders of magnitude, what a
+location can be known to follows from the scale, and the least scale from that."""
+
+NEGLIGIBLE = 0.05
+"""What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
+
+
+ROUNDED = 1.25
+"""A location that is off at its own simulations by more residual standard deviations than this is off by rounding."""
+
+
+class Fits(NamedTuple):
+    """Statistics as they are fitted: hyperparameters of the locations, locations and then log scales as simple as
+    `NEGLIGIBLE` lets them be, held-out residuals, `(m, n)`, and what both add to the held-out log score, `(2, n)`."""
+
+    location: Location
+    functions: RidgeFunctions
+    residuals: np.ndarray
+    improvements: np.ndarray
+
+
+def fit_statistics(
+    steps: int, at: Inputs, rows: np.ndarray, x: np.ndarray, start: Location, transform: bool = True
+) -> Fits:
+    """Learn locations and scales, some statistics at a time, on `rows` with some inducing points, and again with the
+    noise found so, until that stays what it is; then fit all simulations.
+
+    Args:
+        steps: Iterations of one location.
+        at: Coordinates.
+        rows: Simulations that hyperparameters are learnt from.
+        x: Statistics, `(n, m)`, in their robust standard deviations.
+        start: Where the search begins.
+        transform: Whether marginal transformations are learnt.
+    """
+    parts = in_parallel(partial(_fit_group, steps, transform, at, rows, x, start), at.groups(len(x)))
+    locations, functions, log_scales, residuals, improvements = zip(*parts)
+    location = jax.tree.map(lambda *leaves: np.concatenate(leaves), *locations)
+    together = RidgeFunctions.together([*functions, *log_scales])
+    return Fits(location, together, np.concatenate(residuals).T, np.concatenate(improvements, axis=1))
+
+
+def _fit_group(steps, transform, at, rows, x, start, group):
+    """Hyperparameters of locations, functions of locations and of log scales, residuals and improvements."""
+    at, x, start = at.group(group), x[group], jax.tree.map(lambda leaf: leaf[group], start)
+    scale = ScaleFunction(at.dim, *x[:, rows].shape)
+    location, _ = _in_turn(transform, at.coarse[rows], x[:, rows], start, scale, steps)
+    scale.last = None  # of other simulations
+    location, found = _in_turn(transform, at, x, location, scale, 0)
+    residuals = found.held_out.residual * np.exp(-scale.held_out)
+    rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
+    log_scale, size = np.log(rest), rest[:, None] * np.exp(scale.fitted)
+    of_location = RidgeFunctions.of(found, NEGLIGIBLE * size)
+    # with so little noise that a simplified function is off by more, residuals and scales are those of the function
+    off = (location.target(x) - of_location(at.z, np).T) / size
+    rounding = winsorised_rms(off)
+    rounded = rounding > ROUNDED
+    residuals = np.where(rounded[:, None], off / rounding[:, None], residuals / rest[:, None])
+    log_scale += np.where(rounded, np.log(rounding), 0.0)
+    log_scales = RidgeFunctions.of(scale.last, NEGLIGIBLE / scale.spread * np.ones(x.shape))
+    log_scales = log_scales.combined(np.diag(scale.spread[:, 0]), scale.offset[:, 0] + log_scale)
+    improvements = np.stack([-np.log(plain), np.log(plain / rest) - np.mean(scale.held_out, axis=1)])
+    return location, of_location, log_scales, residuals, improvements
+
+
+def _in_turn(transform, at, x, location, scale, steps):
+    """Locations and log scales in turn until scales stay what they are: hyperparameters with so many iterations, and
+    the last regression."""
+    bounds, inverses = Location.bounds(at, transform), None
+    noise = size = np.ones(x.shape)
+    for number in range(MOST_TURNS):
+        if steps:
+            now = steps // (1 if number == 0 else 2)
+            location, inverses = learn_location(location, at, x, noise, size, now, bounds, inverses)
+        found, before = location.fit(location.smoothness.enough(at), x, noise), size
+        scale.update(at, found.held_out.residual, steps // 3)
+        noise, size = _noise(found.held_out.residual, scale.held_out)
+        if number > 0 and _settled(size, before).all():
+            break
+    return location, found
+
+
+def _settled(size, before) -> np.ndarray:
+    """Tell whether the logarithms of the scales of each statistic, of which these are the squares, have settled."""
+    return np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE
+
+
+def _noise(residuals, log_scale):
+    """Relative noise variances for the next regression, and without the weights that outliers get, `(n, m)`."""
+    standard = residuals * np.exp(-log_scale)
+    noise = 4.0 + np.square(standard / winsorised_rms(standard)[:, None])
+    size = np.exp(2.0 * (log_scale - np.mean(log_scale, axis=1, keepdims=True)))
+    return size * noise * np.mean(1.0 / noise, axis=1, keepdims=True), size

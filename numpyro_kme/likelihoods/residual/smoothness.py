@@ -22,7 +22,7 @@ from scipy import special
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.kernels.low_rank import blocked
-from numpyro_kme.likelihoods.residual.ridge import HeldOutPredictions, Ridge, inverse_root, noise_root
+from numpyro_kme.likelihoods.residual.ridge import Ridge, inverse_root, noise_root
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
@@ -50,12 +50,6 @@ def features(z: Any, xp: Any = np) -> Any:
     """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
     erf = special.erf if xp is np else jax.lax.erf
     return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
-
-
-def line_slopes(linear: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Derivatives `(k, n, D)` at points `(k, D)` of lines in the features with weights `(n, 2 D)`."""
-    normal, uniform = np.split(linear, [z.shape[1]], axis=1)
-    return normal + uniform * (np.sqrt(6.0 / np.pi) * np.exp(-0.5 * np.square(z)))[:, None, :]
 
 
 @dataclass(frozen=True)
@@ -95,11 +89,15 @@ class Inputs:
         """With the first half of the inducing points."""
         return self.first((len(self.inducing_points) + 1) // 2)
 
-    def groups(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Regressions in groups that are learnt together, whose matrices have `TOGETHER` numbers in all: few calls of
-        NumPy, for the threads."""
+    def groups(self, number: int) -> list[np.ndarray]:
+        """Numbers of regressions in groups that are learnt together, whose matrices have `TOGETHER` numbers in all: few
+        calls of NumPy, for the threads."""
         each = max(1, TOGETHER // (len(self) * (self.features.shape[1] + len(self.inducing_points))))
-        return np.array_split(numbers, -(-len(numbers) // each))
+        return np.array_split(np.arange(number), -(-number // each))
+
+    def group(self, numbers: np.ndarray) -> "Inputs":
+        """Inputs as the regressions with these numbers see them."""
+        return self if self.used is None else replace(self, used=self.used[numbers])
 
     @property
     def dim(self) -> int:
@@ -130,17 +128,17 @@ class Smoothness:
     def start(
         cls, dim: int, linear: float = 0.3, rbf: float = 0.3, length: float = 1.5, noise: float = 1.0
     ) -> "Smoothness":
-        """The same values everywhere; `length` is multiplied by `sqrt(D)`."""
+        """Begin with the same values everywhere; `length` is multiplied by `sqrt(D)`."""
         lengths = np.full(dim, np.log(length * np.sqrt(dim)))
         return cls(np.full(2 * dim, np.log(linear)), np.log(rbf), lengths, np.log(noise))
 
     @classmethod
-    def bounds(cls, at: Inputs) -> tuple["Smoothness", "Smoothness"]:
+    def bounds(cls, at: Inputs, log_noise: tuple[float, float]) -> tuple["Smoothness", "Smoothness"]:
         """Box of the search, for each regression that uses some coordinates only."""
         used = np.ones(at.dim, bool) if at.used is None else at.used
         twice, same = np.concatenate([used, used], axis=-1), np.zeros(used.shape[:-1])
-        low = np.where(twice, -9.0, -FLAT), same - 6.0, np.where(used, np.log(0.2), FLAT), same - 7.0
-        return cls(*low), cls(np.where(twice, 3.0, -FLAT), same + 3.0, np.where(used, 6.0, FLAT), same + 1.5)
+        low = np.where(twice, -9.0, -FLAT), same - 6.0, np.where(used, np.log(0.2), FLAT), same + log_noise[0]
+        return cls(*low), cls(np.where(twice, 3.0, -FLAT), same + 3.0, np.where(used, 6.0, FLAT), same + log_noise[1])
 
     def times(self, factor: float) -> "Smoothness":
         """Functions and noise so many times as large: the same regression, of other variances."""
@@ -179,8 +177,7 @@ class Smoothness:
         columns[..., :1] = INTERCEPT * weight
         np.multiply(at.features * np.exp(self.linear)[..., None, :], weight, out=columns[..., 1:first])
         np.multiply(near @ root.mT, weight, out=columns[..., first:])
-        ridge = Ridge.of_scaled(columns, scale)
-        return Regression(self, at, near, among, root, ridge.held_out(target))
+        return Regression(self, at, near, among, root, Ridge.of(columns, scale, target))
 
     def enough(self, at: Inputs) -> Inputs:
         """Inputs with only as many of the first inducing points as are needed.
@@ -216,7 +213,7 @@ class Regression:
         near: `g` at the simulations, `(..., m, r)`.
         among: `g` at the inducing points, `(..., r, r)`.
         root: `c L^-1` for the Cholesky factor `L` of `G = among + RIDGE`, `(..., r, r)`.
-        held_out: Held-out predictions from the columns: intercept, features, kernels.
+        held_out: Ridge regression on the columns: intercept, features, kernels.
     """
 
     smoothness: Smoothness
@@ -224,48 +221,33 @@ class Regression:
     near: np.ndarray
     among: np.ndarray
     root: np.ndarray
-    held_out: HeldOutPredictions
+    held_out: Ridge
 
     def again(self, target: np.ndarray) -> "Regression":
         """Regress other targets, `(..., m)`: nothing is factorised."""
-        return replace(self, held_out=self.held_out.ridge.held_out(target))
+        return replace(self, held_out=self.held_out.again(target))
 
     def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[Smoothness, np.ndarray]:
         """Derivatives by hyperparameters and targets, `(..., m)`, from those by held-out residuals and variances."""
         kernels, hyper, at = len(self.at.inducing_points), self.smoothness, self.at
-        found = self.held_out.adjoint(of_residual, of_variance, self.root)
-        amplitudes, variance = np.linalg.diagonal(found.products), np.exp(2.0 * hyper.noise)
-        of_among = self.root.mT @ found.products[..., -kernels:, -kernels:] @ self.root
+        of_near, products, of_noise, of_target = self.held_out.adjoint(of_residual, of_variance, self.root)
+        amplitudes, variance = np.linalg.diagonal(products), np.exp(2.0 * hyper.noise)
+        of_among = self.root.mT @ products[..., -kernels:, -kernels:] @ self.root
         of_among *= -0.5 * np.exp(-2.0 * hyper.rbf)[..., None, None]
         of_among *= self.among
-        of_near = found.of_columns
         of_near *= self.near
-        squares = _squares(of_near, at.z, at.inducing_points, 1.0 / self.held_out.ridge.root)
+        squares = _squares(of_near, at.z, at.inducing_points, 1.0 / self.held_out.root)
         squares += _squares(of_among, at.inducing_points, at.inducing_points, np.ones(kernels))
         length = np.exp(-2.0 * hyper.length) * squares
-        noise = 2.0 * found.of_noise * variance / (variance + JITTER)
+        noise = 2.0 * of_noise * variance / (variance + JITTER)
         linear, rbf = amplitudes[..., 1:-kernels], amplitudes[..., -kernels:].sum(axis=-1)
-        return Smoothness(linear, rbf, length, noise), found.of_target
+        return Smoothness(linear, rbf, length, noise), of_target
 
     def weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Intercepts `(...)` of the fitted functions, and weights of features `(..., 2 D)` and kernels `(..., r)`."""
-        intercept, slopes, kernels = self._weights(self.held_out.coefficients[..., None, :])
-        return intercept[..., 0, 0], slopes[..., 0, :], kernels[..., 0, :]
-
-    @property
-    def num_columns(self) -> int:
-        """Number of coefficients: of the intercept, the features and the kernels."""
-        return self.held_out.ridge.scaled.shape[-1]
-
-    def drawn_weights(self, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As `weights`, what they may be off by: draws `s` made of standard normals `(..., s, num_columns)`:
-        `(..., s, 1)`, `(..., s, 2 D)` and `(..., s, r)`."""
-        return self._weights(normals @ self.held_out.ridge.inverse_root)
-
-    def _weights(self, found):
-        """Of coefficients `(..., s, num_columns)`."""
-        kernels, amplitudes = len(self.at.inducing_points), np.exp(self.smoothness.linear)[..., None, :]
-        return INTERCEPT * found[..., :1], amplitudes * found[..., 1:-kernels], found[..., -kernels:] @ self.root
+        found, kernels = self.held_out.coefficients, len(self.at.inducing_points)
+        rbf = (found[..., None, -kernels:] @ self.root)[..., 0, :]
+        return INTERCEPT * found[..., 0], np.exp(self.smoothness.linear) * found[..., 1:-kernels], rbf
 
 
 def _squares(matrix, a, b, rows):

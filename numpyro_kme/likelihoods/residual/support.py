@@ -13,7 +13,6 @@ A line in the middle of a statistic serves where its tails are heavy, as of Cauc
 transformation is then one of the noise. Of the statistic it would move outliers as far as all other simulations.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,12 +25,11 @@ from numpyro_kme._core.threads import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, features
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness, features
 from numpyro_kme.likelihoods.statistics import log_cosh
 
-FEWEST, LOOKED_AT = 20, 500
-"""Simulations for each coefficient of a line, at least; this many tell whether there may be a bound. With 200 one bound
-of exponential gaps in six was overlooked."""
+FEWEST = 20
+"""Simulations for each coefficient of a line, at least."""
 
 NEAR, CROWDED = 0.1, 0.067
 """At a bound the fraction `CROWDED` of exponential gaps is below `NEAR` of their median, which chance may lower by 1.5
@@ -44,9 +42,6 @@ TOUCHING = 1e-9
 FAR, HEAVY, UNEVEN, TURNS = 4.0, 0.02, 0.02, 20
 """Tails are heavy if a larger fraction than `HEAVY` is beyond `FAR` robust standard deviations, and not because their
 location or scale follow the coordinates, which would explain more than `UNEVEN`; turns in which the line is found."""
-
-STILL = 0.01
-"""A line in the middle is found when it moves by less, in robust standard deviations around it, at any simulation."""
 
 AROUND = 2.0
 """Side of a line in the middle."""
@@ -73,8 +68,8 @@ class SupportBounds:
     side: Array
 
     def __call__(self, s: Any, z: Any, xp: Any = jnp) -> tuple[Any, Any]:
-        """What takes the place of statistics `(..., n)` at points `(..., D)`, and logs of the slopes, `(..., n)`; the
-        statistics themselves and 0 by NumPy where there is no line."""
+        """Transform statistics `(..., n)` at points `(..., D)`; return logs of the slopes too, `(..., n)`. By NumPy the
+        statistics themselves and 0 where there is no line."""
         if xp is np and not np.any(self.side):
             return s, 0.0
         line = self.offset + features(z, xp) @ xp.asarray(self.linear).T
@@ -83,33 +78,20 @@ class SupportBounds:
         return xp.where(bounded, found, gaps), xp.where(bounded, -log_cosh(found, xp) - xp.log(self.width), 0.0)
 
     def outside_support(self, s: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Whether one of the statistics `(..., n)` is beyond its bound, or nearer than its width, at points `(..., D)`.
-
-        On the host.
-        """
+        """Tell whether one of the statistics `(..., n)` is beyond its bound at `(..., D)`, or nearer than its width."""
         gaps = (s - self.offset - features(z) @ np.asarray(self.linear).T) * self.side
         return np.any((gaps < self.width) & (np.abs(self.side) == 1.0), axis=-1)
 
 
 class _Line(NamedTuple):
-    """A candidate for a bound.
-
-    Attributes:
-        coefficients: Coefficients of 1 and of the features, `(1 + 2 D,)`.
-        width: `w`.
-        side: 1 where the statistic stays above the line, -1 below.
-        statistic: What takes the place of the statistic in the simulations, held out, `(m,)`.
-    """
+    """A candidate: coefficients of 1 and of the features, `(1 + 2 D,)`, `w`, the side, what takes the place of the
+    statistic in the simulations, held out, `(m,)`, and its score, above what it has to add."""
 
     coefficients: np.ndarray
     width: float
     side: float
     statistic: np.ndarray
-
-    def score(self, at: Inputs, rows: np.ndarray) -> float:
-        """Mean held-out log density of the statistic."""
-        log_slope = -np.mean(log_cosh(self.statistic[rows], np)) - np.log(self.width)
-        return _score(at, self.statistic, rows) + log_slope
+    score: float
 
 
 def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool) -> tuple[SupportBounds, np.ndarray]:
@@ -120,13 +102,13 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     Args:
         at: Coordinates.
         s: Statistics in robust standard deviations.
-        rows: Simulations that are scored.
+        rows: Simulations that lines are found from, and that are scored.
         bounds: Whether these, and lines in the middle, are looked for.
-    Cost: eight linear programmes for each statistic at most, and one for each coefficient of a line that is used.
+    Cost: four linear programmes for each statistic, and one for each coefficient of a line that may be a bound.
     """
     n, found = s.shape[1], np.array(s)
     support = SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n))
-    if not bounds:
+    if not bounds or len(rows) < FEWEST * (at.dim + 1):
         return support, found
     for i, line in enumerate(in_parallel(partial(_best_line, at, rows), s.T)):
         if line is not None:
@@ -136,37 +118,41 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     return support, found
 
 
-def _best_line(at: Inputs, rows: np.ndarray, column: np.ndarray) -> _Line | None:
+def _best_line(at: Inputs, rows: np.ndarray, s: np.ndarray) -> _Line | None:
     """The line that is worth it, if there is one, of the bounds of a statistic and one in its middle."""
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
-    few = np.arange(at.dim + 1), np.r_[0, at.dim + 1 : 2 * at.dim + 1]
-    lines = [line for side in (1.0, -1.0) for some in few for line in _bounds(columns, column, rows, some, side)]
-    lines += _middles(at, columns, column, rows)
-    # what a bound has to add to the held-out log density, in nats a simulation; a line in the middle little
-    scores = [line.score(at, rows) - (0.03 if line.side == AROUND else 0.1) for line in lines]
-    return lines[int(np.argmax(scores))] if lines and max(scores) > _score(at, column, rows) else None
+    normal, uniform = np.split(np.arange(1, columns.shape[1]), 2)
+    kinds = [(np.append(0, some), side) for some in (normal, uniform) for side in (1.0, -1.0)]
+    lines = [*(_bound(at, columns, s, rows, *kind) for kind in kinds), _middle(at, columns, s, rows)]
+    best = max(filter(None, lines), key=lambda line: line.score, default=None)
+    return best if best is not None and best.score > _score(at, s, rows) else None
 
 
-def _bounds(columns, column, rows, chosen, side) -> Iterator[_Line]:
-    """The bound of a statistic by lines in some columns, if simulations crowd at it: on some rows, and on all."""
-    for subset in (rows[:LOOKED_AT], np.arange(len(columns))):
-        if len(subset) < FEWEST * len(chosen):
-            return
-        used, s = columns[np.ix_(subset, chosen)], side * column[subset]
-        found = lower_line(used, s)
-        gaps = s - used @ found
-        # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a
-        # marginal transformation serves; there is none to NaN
-        if not np.std(used @ found) >= 0.1 * np.median(gaps) or not _crowded(gaps, len(chosen)):
-            return
+def _line(at, rows, coefficients, width, side, gaps, worth):
+    """The candidate with these gaps, which has to add so much to the held-out log density, in nats a simulation."""
+    statistic = np.arcsinh(gaps / width)
+    score = _score(at, statistic, rows) - np.mean(log_cosh(statistic[rows], np)) - np.log(width)
+    return _Line(coefficients, width, side, statistic, score - worth)
+
+
+def _bound(at, columns, column, rows, some, side) -> _Line | None:
+    """The bound of a statistic by a line in some columns, if simulations crowd at it."""
+    used, s = columns[np.ix_(rows, some)], side * column[rows]
+    found = lower_line(used, s)
+    gaps = s - used @ found
+    # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a marginal
+    # transformation serves; there is none to NaN
+    if not np.std(used @ found) >= 0.1 * np.median(gaps) or not _crowded(gaps, len(some)):
+        return None
     held = np.flatnonzero(gaps < TOUCHING)  # only these hold the line
-    for i in held:
-        gaps[i] = s[i] - used[i] @ lower_line(np.delete(used, i, axis=0), np.delete(s, i))
-    width, coefficients = max(np.median(-gaps[held]), NARROWEST), np.zeros(columns.shape[1])
-    coefficients[chosen] = side * found
+    beyond = [s[i] - used[i] @ lower_line(np.delete(used, i, axis=0), np.delete(s, i)) for i in held]
+    width = max(-np.median(beyond), NARROWEST)
+    gaps = side * column - columns[:, some] @ found
+    gaps[rows[held]] = beyond
+    coefficients = np.zeros(columns.shape[1])
+    coefficients[some] = side * found
     coefficients[0] += side * width
-    if np.isfinite(width):
-        yield _Line(coefficients, width, side, np.arcsinh(side * (gaps - width) / width))
+    return _line(at, rows, coefficients, width, side, side * (gaps - width), 0.1) if np.isfinite(width) else None
 
 
 def lower_line(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
@@ -178,42 +164,39 @@ def lower_line(columns: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def _crowded(gaps: np.ndarray, coefficients: int) -> bool:
-    """Whether a larger fraction of gaps than chance allows is near a line with so many coefficients."""
+    """Tell whether a larger fraction of gaps than chance allows is near a line with so many coefficients."""
     inside = gaps[gaps > TOUCHING]
     least = CROWDED - 1.5 * np.sqrt(CROWDED / len(gaps)) + coefficients / len(gaps)
     return len(inside) > len(gaps) // 2 and np.mean(inside < NEAR * np.median(inside)) > least
 
 
-def _middles(at, columns, s, rows):
+def _middle(at, columns, s, rows) -> _Line | None:
     """The line in the middle of a statistic with heavy tails around it, where location and scale of these tails do not
     follow the coordinates."""
-    dim = columns.shape[1] // 2
-    some = np.arange(2 * dim + 1 if len(rows) >= FEWEST * (2 * dim + 1) else dim + 1)
-    if len(rows) < FEWEST * len(some):
-        return
-    found, gaps = robust_line(columns[:, some], s, TURNS)
+    if len(rows) < FEWEST * columns.shape[1]:
+        columns = columns * (np.arange(columns.shape[1]) <= at.dim)
+    found, gaps = robust_line(columns, s)
     width = max(robust_standard_deviation(gaps), NARROWEST)
-    if np.mean(np.abs(gaps) > FAR * width) <= HEAVY:
-        return
-    if explained(at.z[rows], at.coarse.inducing_points, gaps[rows] / width) < UNEVEN:
-        coefficients = np.zeros(columns.shape[1])
-        coefficients[some] = found
-        yield _Line(coefficients, width, AROUND, np.arcsinh(gaps / width))
+    smoothness = Smoothness.start(at.dim, linear=0.1, length=1.0)
+    if (
+        np.mean(np.abs(gaps) > FAR * width) > HEAVY
+        and explained(at.coarse[rows], gaps[rows] / width, smoothness) < UNEVEN
+    ):
+        return _line(at, rows, found, width, AROUND, gaps, 0.03)
+    return None
 
 
-def robust_line(columns: np.ndarray, s: np.ndarray, turns: int) -> tuple[np.ndarray, np.ndarray]:
+def robust_line(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients `(p,)` of the line `columns @ c` that maximises a Cauchy likelihood of `s`, and the gaps of all
     simulations `(m,)` from lines without them."""
     gaps = s - np.median(s)
-    for _ in range(turns):
-        scale, before = max(robust_standard_deviation(gaps), NARROWEST), gaps
+    for _ in range(TURNS):
+        scale = max(robust_standard_deviation(gaps), NARROWEST)
         weights = 1.0 / (1.0 + np.square(gaps / scale))
         weighted = columns * weights[:, None]
         inverse = np.linalg.pinv(weighted.T @ columns, hermitian=True)
         found = inverse @ (weighted.T @ s)
         gaps = s - columns @ found
-        if np.max(np.abs(gaps - before)) < STILL * scale:
-            break
     return found, gaps / (1.0 - np.sum((columns @ inverse) * weighted, axis=1))
 
 
@@ -221,5 +204,5 @@ def _score(at, s, rows):
     """Mean held-out log density of a statistic `(m,)` on `rows`, after the best marginal transformation."""
     centre, scale = np.median(s), robust_standard_deviation(s)
     column = np.clip((s[rows] - centre) / scale, -20.0, 20.0)
-    _, scores = start_locations(at.coarse[rows], column[None], np.array([-centre / scale]), True)
+    _, scores = start_locations(at.coarse[rows], column[None], np.array([-centre / scale]))
     return scores[0] - np.log(scale)

@@ -7,7 +7,7 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.mixture import log_heavy_tailed, log_kernels_at
+from numpyro_kme.likelihoods.residual.mixture import log_heavy_tailed, log_kernels
 
 if TYPE_CHECKING:
     from numpyro_kme.likelihoods.residual.density import KernelMixture
@@ -44,7 +44,7 @@ class Tabulated:
 
     @classmethod
     def of(cls, density: "KernelMixture") -> "Tabulated | None":
-        """Of kernels around single residuals; None around vectors, or where they would need a large table."""
+        """Tabulate kernels around single residuals; None around vectors, or where they would need a large table."""
         (residuals,), eps = np.asarray(density.residuals, np.float64), np.asarray(density.eps, np.float64)
         if residuals.shape[1] > 1:
             return None
@@ -54,11 +54,11 @@ class Tabulated:
         if not (high - low) / step < LARGEST:
             return None
         v = np.sinh(np.arange(low, high + step, step))[:, None]
-        kernels = np.exp(log_kernels_at(v, residuals, eps[None], density.factors[0], np)).T
+        kernels = np.exp(log_kernels(v, residuals, eps[None], density.factors[0], np)).T
         return cls(low, step, np.where(kernels < SMALLEST, 0.0, kernels))
 
     def serves(self, v: np.ndarray, z: np.ndarray) -> bool:
-        """Whether residuals `(..., 1)` are many for the points `(..., D)` that they share."""
+        """Tell whether residuals `(..., 1)` are many for the points `(..., D)` that they share."""
         return PAYS * v.size >= self.kernels.shape[1] * prod(z.shape[:-1])
 
     def log_density(self, weights: np.ndarray, v: np.ndarray, heavy_tailed_weight: Array) -> np.ndarray:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import Card, brief, frozen
+from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, Surrogate
@@ -16,14 +17,6 @@ from numpyro_kme.likelihoods.transformed import TransformedSurrogate
 
 FEWEST = 50
 """Fewer simulations teach no statistics."""
-
-
-def check_enough(z: np.ndarray) -> None:
-    """That there are enough simulations, with coordinates `(m, D)`."""
-    checks.require(
-        len(z) >= FEWEST,
-        f"Statistics are learnt from at least {FEWEST} simulations; got {len(z)}. Simulate more.",
-    )
 
 
 class LearntStatistics(abc.ABC):
@@ -47,11 +40,11 @@ class LearntStatistics(abc.ABC):
         """Statistics `(n, k)` of outputs `(n, n_raw)`, flattened."""
 
     def named(self, names: Sequence[str]) -> Self:
-        """The same of outputs with names, `(n_raw,)`, where statistics are some of these numbers; here as it is."""
+        """Name statistics that are some of the numbers of an output by names of these, `(n_raw,)`; here none is."""
         return self
 
     def seen(self, entries: np.ndarray) -> np.ndarray:
-        """Which statistics are known, `(k,)`, where only the marked entries of an output were observed, `(n_raw,)`."""
+        """Tell which statistics are known, `(k,)`, where only the marked entries were observed, `(n_raw,)`."""
         checks.require(
             bool(entries.all()),
             f"{np.sum(~entries)} of the {entries.size} entries of the observation are NaN, not observed, and "
@@ -62,7 +55,7 @@ class LearntStatistics(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """What was learnt and what was left out, in words and numbers, for a person."""
+        """Report what was learnt and what was left out, in words and numbers."""
 
     def describe_observation(self, y: np.ndarray) -> str:
         """Where an output `(n_raw,)` lies among the simulations, beyond what its statistics show; may be empty."""
@@ -70,12 +63,7 @@ class LearntStatistics(abc.ABC):
 
 
 class Learnt(NamedTuple):
-    """Statistics, and those of the simulations that a likelihood is learnt from.
-
-    Attributes:
-        statistics: They.
-        simulated: Statistics of the simulations, `(m, k)`, each as they are learnt without it where that matters.
-    """
+    """Statistics, and those of the simulations, `(m, k)`, each as learnt without it where that matters."""
 
     statistics: LearntStatistics
     simulated: np.ndarray
@@ -84,15 +72,25 @@ class Learnt(NamedTuple):
 class Statistics(abc.ABC):
     """Settings of learnt statistics."""
 
-    @abc.abstractmethod
     def fit(self, z: np.ndarray, x: np.ndarray, names: Sequence[str]) -> Learnt:
         """Learn from simulations.
 
         Args:
             z: Coordinates of the parameters, `(m, D)`, in float64.
             x: Raw outputs, `(m, *event)`, in float64 and finite.
-            names: Of the coordinates.
+            names: Names of the coordinates.
+        Raises:
+            ValueError: If there are too few simulations, or they teach no statistic.
         """
+        checks.require(
+            len(z) >= FEWEST, f"Statistics are learnt from at least {FEWEST} simulations; got {len(z)}. Simulate more."
+        )
+        with solves.one_blas_thread:
+            return numpy_function(self._fit)(z, x, tuple(names))
+
+    @abc.abstractmethod
+    def _fit(self, z: np.ndarray, x: np.ndarray, names: tuple[str, ...]) -> Learnt:
+        """Learn from enough simulations."""
 
 
 @frozen
@@ -114,7 +112,7 @@ class OfStatistics(Form):
         return x
 
     def fit(self, z, x, *, measure=None, y=None) -> "StatisticsSurrogate":
-        """As `Form.fit`, of raw outputs `(m, *event)`."""
+        """Implement `Form.fit`, of raw outputs `(m, *event)`."""
         checks.concrete(z=z, x=x, y=y)
         checks.table("z", z)
         names = self.names or tuple(map(str, range(np.shape(z)[1])))
@@ -139,7 +137,7 @@ class StatisticsSurrogate(TransformedSurrogate):
     simulated: Array
 
     def named(self, names: Sequence[str]) -> "StatisticsSurrogate":
-        """As `Surrogate.named`: statistics that are numbers of the output have the names of these."""
+        """Implement `Surrogate.named`: statistics that are numbers of the output have the names of these."""
         statistics = self.statistics.named(names)
         return replace(self, statistics=statistics, inner=self.inner.named(statistics.names))
 
@@ -149,23 +147,23 @@ class StatisticsSurrogate(TransformedSurrogate):
         return self.statistics(rows)
 
     def _marginal(self, seen, last):
-        """Of the statistics that are known."""
+        """Keep the statistics that are known."""
         return replace(self, inner=self.inner.marginal(self.statistics.seen(seen)))
 
     def statistics_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """As many as there are."""
+        """Count the statistics."""
         return (len(self.statistics.names),)
 
     def informativeness(self) -> tuple[str, np.ndarray]:
-        """As `Surrogate.informativeness`, of the statistics."""
+        """Implement `Surrogate.informativeness`, of the statistics."""
         return self.inner.informativeness()
 
     def describe(self):
-        """As `Surrogate.describe`, of the statistics."""
+        """Implement `Surrogate.describe`, of the statistics."""
         return {**self.statistics.describe(), **self.inner.describe()}
 
     def describe_observation(self, y: Any) -> str:
-        """As `Surrogate.describe_observation`, of the statistics."""
+        """Implement `Surrogate.describe_observation`, of the statistics."""
         place = self.statistics.describe_observation(np.asarray(y, np.float64))
         return "; ".join(part for part in (super().describe_observation(y), place) if part)
 

@@ -76,7 +76,7 @@ def _low_frequencies(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _along(unit: np.ndarray, axis: int, axes: tuple[int, ...]) -> list[np.ndarray]:
-    """How standardised values depend on earlier ones along an axis, by channel, `(m, channels)` each."""
+    """Dependence of standardised values on earlier ones along an axis, by channel, `(m, channels)` each."""
     n, found = unit.shape[axis], []
     for lag in (lag for lag in LAGS if 3 * lag <= n):
         late, early = np.take(unit, np.arange(lag, n), axis), np.take(unit, np.arange(n - lag), axis)

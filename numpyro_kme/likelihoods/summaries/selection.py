@@ -15,9 +15,8 @@ from scipy.special import gammaincc
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import numpy_function
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics, check_enough
+from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics
 
 WAVES = 3
 """Functions of each number whose correlations are tested."""
@@ -28,7 +27,7 @@ SHOWN = 20
 
 @frozen
 class SelectedStatistics(Statistics):
-    r"""Those of many statistics that depend on the parameters, each as it is.
+    r"""Statistics chosen among many that depend on the parameters, each as it is.
 
     A statistic is kept if a test of independence rejects that it says nothing about the parameters, or then that it has
     nothing to do with those that are kept: noise that is shared is worth knowing. The test is that of the
@@ -50,17 +49,8 @@ class SelectedStatistics(Statistics):
         checks.number("level", self.level)
         checks.require(0.0 < self.level < 1.0, f"`level` must lie between 0 and 1; got {self.level}.")
 
-    def fit(self, z: np.ndarray, x: np.ndarray, names: Sequence[str]) -> Learnt:
-        """As `Statistics.fit`.
-
-        Raises:
-            ValueError: If there are too few simulations, or no statistic depends on the parameters.
-        """
-        check_enough(z)
-        return self._fit(z, x.reshape(len(x), -1))
-
-    @numpy_function
-    def _fit(self, z, x):
+    def _fit(self, z, x, names):
+        x = x.reshape(len(x), -1)
         waves = [orthonormal(cosines_of_ranks(column)) for column in x.T]
         of_parameters = [cosines_of_ranks(column) for column in z.T]
         products = [(a[:, :1] * b[:, :1]) for a, b in combinations(of_parameters, 2)]
@@ -97,7 +87,7 @@ def orthonormal(columns: np.ndarray) -> np.ndarray:
 
 
 def independence_p_value(a: np.ndarray, b: np.ndarray) -> float:
-    """Of two sets of orthonormal functions of the same draws, `(m, k)` and `(m, l)`."""
+    """Test two sets of orthonormal functions of the same draws, `(m, k)` and `(m, l)`."""
     size = a.shape[1] * b.shape[1]
     return float(gammaincc(0.5 * size, 0.5 * len(a) * np.sum(np.square(a.T @ b)))) if size else 1.0
 
@@ -119,19 +109,19 @@ class Selected(LearntStatistics):
     dependent: int = field(metadata=dict(static=True))
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """As `LearntStatistics.__call__`."""
+        """Implement `LearntStatistics.__call__`."""
         return rows[:, list(self.kept)]
 
     def named(self, names: Sequence[str]) -> "Selected":
-        """As `LearntStatistics.named`."""
+        """Implement `LearntStatistics.named`."""
         return replace(self, names=tuple(names[i] for i in self.kept)) if names else self
 
     def seen(self, entries: np.ndarray) -> np.ndarray:
-        """As `LearntStatistics.seen`."""
+        """Implement `LearntStatistics.seen`."""
         return entries[list(self.kept)]
 
     def describe(self) -> Mapping[str, Any]:
-        """As `LearntStatistics.describe`."""
+        """Implement `LearntStatistics.describe`."""
         total, shared = len(np.asarray(self.p_values)), len(self.kept) - self.dependent
         more = ", ..." if len(self.kept) > SHOWN else ""
         also = f", {shared} of which only depend on the others" if shared else ""

@@ -1,7 +1,7 @@
 r"""Semi-automatic summary statistics: estimates of posterior means, by regression on standardised features of the raw
 output."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from itertools import combinations_with_replacement
 from typing import Any
@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import numpy_function
 from numpyro_kme.kernels.base import Sum, register
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.kernels.products import Polynomial
 from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
-from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics, check_enough
+from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics
 from numpyro_kme.likelihoods.summaries.features import features as generic_features
 
 KERNEL = Sum((Gaussian(1.0), Polynomial(1)))
@@ -124,6 +123,7 @@ class SemiAutomaticStatistics(Statistics):
         features: What the regressions see, a function of outputs `(m, *event)` that gives `(m, p)`; when left out
             generic ones of sets, series and images.
         second_moments: Whether second moments may be among the statistics.
+    Cost: for 1,000 simulations and 200 features about a second of one processor.
     References:
         Fearnhead and Prangle (2012), JRSS B 74; Radhakrishnan et al. (2024), Science 383.
     """
@@ -140,58 +140,38 @@ class SemiAutomaticStatistics(Statistics):
             TypeError,
         )
 
-    def fit(self, z: np.ndarray, x: np.ndarray, names: Sequence[str]) -> Learnt:
-        """As `Statistics.fit`.
-
-        Raises:
-            ValueError: If there are too few simulations, or no feature predicts a parameter.
-        Cost: for 1,000 simulations and 200 features about a second of one processor.
-        """
-        check_enough(z)
-        with solves.one_blas_thread:
-            return self._fit(z, x, tuple(names))
-
-    @numpy_function
     def _fit(self, z, x, names):
         reader = FeatureReader.fit(z, x, self.features)
         a, standard = reader(x), (z - z.mean(axis=0)) / z.std(axis=0)
         means = DistributionRegression.fit(KERNEL, a, standard)
         kept, explained = _predicted(standard, means.held_out), 1.0 - np.square(means.error)
-        told, regressions, simulated = (
-            [f"mean of {names[i]}" for i in np.flatnonzero(kept)],
-            [means],
-            means.held_out[:, kept],
-        )
+        parts, told = [(means, kept)], [f"mean of {names[i]}" for i in np.flatnonzero(kept)]
         pairs = list(combinations_with_replacement(np.flatnonzero(explained < SAID).tolist(), 2))
-        chosen = np.zeros(0, bool)
         if self.second_moments and pairs:
             products = np.stack([standard[:, i] * standard[:, j] for i, j in pairs], axis=1)
-            moments = DistributionRegression.fit(KERNEL, a, products)
-            known = products.var(axis=0)
+            moments, known = DistributionRegression.fit(KERNEL, a, products), products.var(axis=0)
             if kept.any():
-                by_means = DistributionRegression.fit(KERNEL, simulated / simulated.std(axis=0), products)
+                predicted = means.held_out[:, kept]
+                by_means = DistributionRegression.fit(KERNEL, predicted / predicted.std(axis=0), products)
                 known = np.minimum(known, np.square(by_means.error))
             fall = known - np.square(moments.error)
-            chosen = _predicted(products, moments.held_out) & (fall > WORTH * products.var(axis=0))
-            told += [f"mean of {_product(names[i], names[j])}" for (i, j), own in zip(pairs, chosen) if own]
-            regressions.append(moments)
-            simulated = np.concatenate([simulated, moments.held_out[:, chosen]], axis=1)
+            worth = _predicted(products, moments.held_out) & (fall > WORTH * products.var(axis=0))
+            told += [f"mean of {_product(names[i], names[j])}" for (i, j), own in zip(pairs, worth) if own]
+            parts.append((moments, worth))
         checks.require(
             bool(told),
             f"None of the {a.shape[1]} features of the outputs predicts a parameter, held out: there is nothing to "
             "learn statistics from. Simulate more, or give statistics or features of your own.",
         )
-        some = [regression for regression, own in zip(regressions, (kept, chosen)) if own.any()]
-        which = tuple(tuple(np.flatnonzero(own).tolist()) for own in (kept, chosen) if own.any())
+        regressions, chosen = zip(*((regression, tuple(np.flatnonzero(own).tolist())) for regression, own in parts))
         near = squared_distances_on_host(a, a) + np.diag(np.full(len(a), np.inf))
-        statistics = SemiAutomatic(
-            reader, tuple(some), explained, a, np.sort(near.min(axis=1)), tuple(told), names, which
-        )
-        return Learnt(statistics, simulated)
+        distances = np.sort(near.min(axis=1))
+        statistics = SemiAutomatic(reader, regressions, explained, a, distances, tuple(told), names, chosen)
+        return Learnt(statistics, np.concatenate([one.held_out[:, own] for one, own in parts], axis=1))
 
 
 def _predicted(targets: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """Which targets `(m, k)` are predicted at all, `(k,)`."""
+    """Tell which targets `(m, k)` are predicted at all, `(k,)`."""
     fall = np.square(targets - targets.mean(axis=0)) - np.square(targets - held_out)
     return fall.mean(axis=0) > SIGNIFICANT * fall.std(axis=0) / np.sqrt(len(fall))
 
@@ -225,12 +205,12 @@ class SemiAutomatic(LearntStatistics):
     chosen: tuple[tuple[int, ...], ...] = field(metadata=dict(static=True))
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """As `LearntStatistics.__call__`."""
+        """Implement `LearntStatistics.__call__`."""
         a = self.reader(rows)
         return np.concatenate([r.predict(a)[:, list(own)] for r, own in zip(self.regressions, self.chosen)], axis=1)
 
     def describe(self) -> Mapping[str, Any]:
-        """As `LearntStatistics.describe`."""
+        """Implement `LearntStatistics.describe`."""
         held_out = [f"{name} {own:.2f}" for name, own in zip(self.coordinates, np.asarray(self.explained))]
         left = [name for name in self.coordinates if f"mean of {name}" not in self.names]
         return {
@@ -241,7 +221,7 @@ class SemiAutomatic(LearntStatistics):
         }
 
     def describe_observation(self, y: np.ndarray) -> str:
-        """As `LearntStatistics.describe_observation`."""
+        """Implement `LearntStatistics.describe_observation`."""
         nearest = squared_distances_on_host(self.reader(y[None]), np.asarray(self.simulated)).min()
         nearer = np.mean(np.asarray(self.distances) < nearest)
         return f"its features lie farther from the simulations than {nearer:.0%} of these from one another"
