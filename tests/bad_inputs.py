@@ -589,10 +589,6 @@ def good(theta):
     return dist.Normal(theta[..., None], 1.0).to_event(1)
 
 
-def no_density(theta):
-    raise OSError("no density")
-
-
 def careless(rng_key, theta):
     return theta + jax.random.normal(rng_key) + jax.random.uniform(rng_key)
 
@@ -618,7 +614,7 @@ add("handlers", "m = 0", lambda: handlers.surrogate(CONJUGATE, {}), "`likelihood
 add("handlers", "m = 1", lambda: robust(x=np.zeros(1)), "at least two data points")
 add("handlers", "m = 2", lambda: kme.CommonNoise(1), "`num_simulations` must be at least 2; got 1")
 add("handlers", "bad hyperparameter", lambda: robust(weight=-1.0), "`weight` must be positive")
-add("handlers", "raising", lambda: density(CONJUGATE, {"x": no_density}), "no density")
+add("handlers", "raising", lambda: robust(loss=raising_loss()), "kernel `raising_kernel` failed .*no kernel")
 add("handlers", "hanging", lambda: density(CONJUGATE, {"z": good}), r"without a likelihood: add 'x'|names \['z'\]")
 add("handlers", "wrongly shaped", lambda: robust(model=plated(shifted)), "shape")
 add("handlers", "bad prior", lambda: robust(model=given(scalar), x=np.array(1.0)), "must stand in one plate")

@@ -31,7 +31,7 @@ def nearest(model, *args, **kwargs):
 
 
 def learnt(model, *args, **kwargs):
-    engine = kme.KELFI(model, 100, num_rounds=1, **QUIET)
+    engine = kme.KELFI(model, 200, num_rounds=1, **QUIET)
     engine.run(KEY, *args, **kwargs)
     return engine
 

@@ -8,7 +8,7 @@ import pytest
 import tinygp
 
 from numpyro_kme.embeddings.measures import standard_normal
-from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, GaussianProcessPath, Laplace
+from numpyro_kme.kernels import EmpiricalMeasure, FromCallable, Gaussian, GaussianProcessPath, Laplace
 from numpyro_kme.likelihoods.base import positive_part, to_signed_log
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
@@ -52,6 +52,17 @@ def signed_values(likelihood, points):
 
 
 @pytest.mark.smoke
+def test_a_data_kernel_without_numbers_leaves_the_others_to_be_learnt():
+    def near(a, b):
+        return jnp.exp(-0.5 * jnp.sum(jnp.square(a - b)))
+
+    learnt = KernelMeans(data_kernel=FromCallable(near), standardise=False).fit(Z, Z)
+    beta, lam = np.asarray(learnt.hyper.parameter_kernel.length_scale), float(learnt.hyper.regularisation)
+    weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, beta)) + M * lam * np.eye(M), np.exp(-0.5 * squared(Z, Z, 1)))
+    values = np.exp(-0.5 * squared(POINTS, Z, beta)) @ weights[:, 0]
+    np.testing.assert_allclose(signed_values(learnt.at(Z[0]), POINTS), values, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.x64
 def test_likelihood_by_hand(surrogate):
     values = signed_values(surrogate.at(Y), POINTS)

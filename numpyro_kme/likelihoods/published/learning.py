@@ -133,6 +133,8 @@ class Space(NamedTuple):
         offset = at - self.start
         for group in range(self.common.shape[1]):
             rows = self.groups == group
+            if not rows.any():  # a kernel without length scales
+                continue
             mean = offset[rows].mean()
             apart = offset[rows] - mean
             penalty += 0.5 * (mean / COMMON_SD) ** 2 + 0.5 * np.sum(apart**2) / SEPARATE_SD**2
@@ -183,7 +185,7 @@ def learn(
     def search(training, begin, directions, starts, steps):
         """Maximise, with priors, over `begin + directions @ v` from the best start."""
         low, high = (
-            np.array([choose(end[column > 0]) for column in directions.T])
+            np.array([choose(end[column > 0]) if column.any() else 0.0 for column in directions.T])
             for choose, end in ((np.max, space.lower - begin), (np.min, space.upper - begin))
         )
 
