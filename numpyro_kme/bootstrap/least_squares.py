@@ -94,7 +94,7 @@ class Targets:
         )
 
     def anchored(self, weight: float) -> "Targets":
-        """The same with another weight of the prior."""
+        """Change the weight of the prior."""
         return Targets(self.data, self.fit_proportion, Anchor(self.anchor.points, weight))
 
     def rows(self, rows: np.ndarray) -> "Targets":

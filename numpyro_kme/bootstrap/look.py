@@ -68,7 +68,7 @@ class BootstrapProblem:
 
     @property
     def has_covariates(self) -> bool:
-        """Whether data are pairs."""
+        """Tell whether data are pairs."""
         return isinstance(self.data, tuple)
 
     @property

@@ -165,8 +165,8 @@ def _minima(found: Explored, x: np.ndarray, embeddings: np.ndarray, rows: np.nda
 
 
 def _error(found: Explored, fresh: np.ndarray) -> tuple[float, float]:
-    """How far the emulator has moved the first minima, in standard deviations, and the error that noise alone could
-    show.
+    """Distance by which the emulator has moved the first minima, in standard deviations, and the error that noise alone
+    could show.
 
     Root mean square, the largest over parameters. The first `2 CHECKED` embeddings were simulated at these minima,
     twice: the mean product of two moves has no noise in it.

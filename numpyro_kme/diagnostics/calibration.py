@@ -37,7 +37,7 @@ NEXT = {
 
 @frozen
 class Calibration:
-    r"""How an engine did on data simulated from the prior, where the truth is known.
+    r"""Results of an engine on data simulated from the prior, where the truth is known.
 
     If posteriors are calibrated, the truth is one more draw: its rank among `L` draws is uniform on `0, ..., L`
     whatever the data are, and so is the fraction of draws that are closer than it to a random point (TARP). Engines
@@ -107,8 +107,8 @@ class Calibration:
         return min(1.0, len(values) * min(values))
 
     def findings(self, level: float = LEVEL) -> list[str]:
-        """What is off at a level, by how much, and what to do next: one entry for each kind of error, then data sets
-        that were refused, if these are more than a tenth."""
+        """Say what is off at a level, by how much, and what to do next: one entry for each kind of error, then data
+        sets that were refused, if these are more than a tenth."""
         number = sum(map(len, self.tests.values()))
         found: dict[str, list[str]] = {kind: [] for kind in NEXT}
         for name, value in {**self.columns, "TARP": self.tarp}.items():

@@ -58,7 +58,8 @@ class MisspecificationTest:
 
     @property
     def least(self) -> bool:
-        """Whether no simulation is as far from the others as the observation, which more simulations could show."""
+        """Tell whether no simulation is as far from the others as the observation, which more simulations could
+        show."""
         return self.p_value <= 1.0 / (len(self.scores) + 1)
 
     def _card(self) -> Card:
@@ -164,7 +165,7 @@ def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.nd
 
 @frozen
 class Check:
-    """What the diagnostics found.
+    """Findings of the diagnostics.
 
     The rule: distrust the engine on this model if `p_value` is below 0.001. It is twice the smaller of the p-values of
     the calibration and of the misspecification tests (times the number of these), so that an engine whose posteriors
@@ -206,12 +207,12 @@ class Check:
         return min(1.0, 2.0 * min([self.calibration.p_value, *of_model]))
 
     def flagged(self, level: float = LEVEL) -> bool:
-        """Whether to distrust the engine on this model, or the model."""
+        """Tell whether to distrust the engine on this model, or the model."""
         return self.p_value < level
 
     def findings(self, level: float = LEVEL) -> list[str]:
-        """What is wrong at a level, and what to do next; then what else to look at: an observation that is more unlike
-        the simulations than each of these, where they are too few to flag it; data sets that were refused; the
+        """Say what is wrong at a level, and what to do next; then what else to look at: an observation that is more
+        unlike the simulations than each of these, where they are too few to flag it; data sets that were refused; the
         surrogate."""
         unlike, few, one_in = [], [], 2 * len(self.misspecification) / level
         for site, test in self.misspecification.items():

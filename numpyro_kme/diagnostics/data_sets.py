@@ -19,8 +19,8 @@ Arguments = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 
 def plan_of_data(found: Engine | Posterior) -> Plan:
-    """How data sets are simulated: on the executor of the engine, within its time limit, with what it takes for
-    missing.
+    """Plan by which data sets are simulated: on the executor of the engine, within its time limit, with what it takes
+    for missing.
 
     Of a posterior alone, which knows no engine: here, one by one; NaN is what was not recorded if its simulations have
     some. What fails, after the repetitions of `Retry`, is no data set that could be observed, whatever the policy of

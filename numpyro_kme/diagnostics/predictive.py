@@ -85,7 +85,7 @@ def _tails(predicted: np.ndarray, observed: np.ndarray) -> np.ndarray:
 
 
 def _lengths(x: np.ndarray, axes: int) -> np.ndarray:
-    """How many rows each of the outputs `(*lead, *event)` has, of `axes` axes each, `(*lead,)`."""
+    """Count the rows of each of the outputs `(*lead, *event)`, of `axes` axes each, `(*lead,)`."""
     lead = x.shape[: x.ndim - axes]
     return lengths(x.reshape(-1, *x.shape[len(lead) :])).reshape(lead).astype(float)
 

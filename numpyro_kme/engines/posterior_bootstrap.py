@@ -152,7 +152,7 @@ class PosteriorBootstrap(Engine):
     timeout: float | None = None
 
     def check_settings(self):
-        """As `Engine.check_settings`."""
+        """Raise an error for settings that cannot be."""
         super().check_settings()
         check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
         checks.whole("num_samples", self.num_samples, 1)
@@ -179,7 +179,7 @@ class PosteriorBootstrap(Engine):
 
     @property
     def plan(self) -> Plan:
-        """How a black box runs."""
+        """Plan by which a black box runs."""
         return Plan(1, executor=self.executor, timeout=self.timeout, progress_bar=self.progress_bar)
 
     def _infer(self, rng_key, args, kwargs):
@@ -286,7 +286,7 @@ class PosteriorBootstrap(Engine):
 
     @property
     def posterior(self) -> BootstrapPosterior:
-        """What the last `run` or `condition` found, an immutable value."""
+        """Result of the last `run`, an immutable value."""
         return cast(BootstrapPosterior, self._last[1])
 
     @property
@@ -361,7 +361,7 @@ def emit_warnings(found: Replicates, open_latents: Mapping[str, int]) -> None:
 
 
 def described(found: Replicates, open_latents: Mapping[str, int]) -> dict[str, Any]:
-    """What a person reads of the minimisations."""
+    """Lines of the summary about the minimisations."""
     info: dict[str, Any] = {
         "converged": f"{int(found.converged.sum())} of {len(found.converged)} replicates",
         "full-data loss": found.minimum_loss,

@@ -56,11 +56,11 @@ class Loss:
         return jnp.zeros(())
 
     def for_data(self, data: Any) -> Self:
-        """The same loss with all that it takes from the data, such as length scales."""
+        """Complete the loss with all that it takes from the data, such as length scales."""
         return self
 
     def for_independent(self) -> Self:
-        """The same loss for independent simulations, whose expectation has no error of `1 / M` where it can be had."""
+        """Loss for independent simulations, whose expectation has no error of `1 / M` where it can be had."""
         return self
 
     def is_squared_distance(self, data: Any) -> bool:

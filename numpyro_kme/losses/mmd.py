@@ -92,11 +92,11 @@ class MMD(Loss):
         return OnPairs(self.covariate_kernel, kernel) if isinstance(points, tuple) else kernel
 
     def for_independent(self):
-        """The same without pairs of a simulated point with itself."""
+        """Leave out pairs of a simulated point with itself."""
         return replace(self, unbiased=True)
 
     def for_data(self, data):
-        """The same with length scales by the data."""
+        """Choose length scales by the data."""
         pairs = isinstance(data, tuple)
         rule = self._rule(pairs)
         responses = data[1] if pairs else data

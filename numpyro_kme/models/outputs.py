@@ -17,7 +17,7 @@ from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Sh
 
 
 class Output(NamedTuple):
-    """What one call of a simulator gives.
+    """Shape and type of what one call of a simulator returns.
 
     Attributes:
         fn: The simulator; where it gives numbers by name, or of any length, one that gives an array of a fixed shape.
@@ -34,7 +34,7 @@ class Output(NamedTuple):
 
     @classmethod
     def traced(cls, fn: Callable, shapes: Sequence[Shape], dtypes: Sequence, names: Sequence[str] | None) -> "Output":
-        """Of a JAX simulator `fn(key, *params)`, with parameters of these shapes and dtypes."""
+        """Find the output of a JAX simulator `fn(key, *params)`, with parameters of these shapes and dtypes."""
         event, entries = traced_event(fn, shapes, dtypes)
         if entries:
             fn = fn.joined if isinstance(fn, FromNoise) else Joined(fn)
@@ -42,7 +42,7 @@ class Output(NamedTuple):
 
     @classmethod
     def declared(cls, fn: Callable, shape: int | Shape, dtype: Any, names: Sequence[str] | None) -> "Output":
-        """Of a black-box simulator."""
+        """Output of a black-box simulator, as declared."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         fn = fn if names is None else Joined(fn, tuple(names))
         return cls(fn, shape, np.dtype(dtype), (), {})._named(names)
@@ -66,7 +66,7 @@ class Output(NamedTuple):
         return self._replace(names=found, entries=entries)
 
     def ragged(self, black_box: bool) -> "Output":
-        """The same, which may end before the last row of its shape."""
+        """Let outputs end before the last row of their shape."""
         checks.require(
             self.dtype.kind == "f" and len(self.shape) > 0,
             f"Simulator `{name(self.fn)}` has ragged=True, shape {self.shape} and dtype {self.dtype}: NaN at the end "

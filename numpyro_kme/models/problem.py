@@ -100,7 +100,7 @@ class Problem(Recomputed):
         return cls(model, args, kwargs, *reading.read(model, args, kwargs))
 
     def with_data(self, *args, **kwargs) -> "Problem":
-        """The same model with other arguments, such as another observation; much faster than to read it anew.
+        """Read the same model with other arguments, such as another observation; much faster than to read it anew.
 
         Raises:
             ValueError: As `read`.
@@ -121,7 +121,7 @@ class Problem(Recomputed):
 
     @property
     def likelihood_observations(self) -> dict[str, np.ndarray]:
-        """What the other likelihoods observe, `{site: (*shape)}`."""
+        """Values that the other likelihoods observe, `{site: (*shape)}`."""
         trace, _ = self._run({name: latent.value for name, latent in self.latents.items()})
         return {name: np.asarray(trace[name]["value"]) for name in self.likelihoods}
 
@@ -176,7 +176,7 @@ class Problem(Recomputed):
         return self._at(self._pointwise, latents)
 
     def draw_likelihoods(self, rng_key: jax.Array, latents: Arrays) -> dict[str, np.ndarray]:
-        """What the other likelihoods could have observed at given latents `{site: (m, *shape)}`: a draw from the
+        """Draw what the other likelihoods could have observed at given latents `{site: (m, *shape)}`: a draw from the
         distribution of each, `{site: (m, *shape)}`, where masked elements are as they were observed.
 
         Raises:
@@ -190,8 +190,8 @@ class Problem(Recomputed):
         return programs.in_blocks(self._draw_likelihoods, (words, self._checked(latents)))
 
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
-        """Whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them: `{site:
-        (m,)}`."""
+        """Tell whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them:
+        `{site: (m,)}`."""
         return self._at(self._inside, latents)
 
     def require_inside_support(self, what: str, latents: Arrays) -> None:
@@ -220,7 +220,7 @@ class Problem(Recomputed):
         return {}
 
     def _parts(self, trace, simulators):
-        """What `Draws` holds, in lists: JAX sorts dictionaries by name."""
+        """Parts of `Draws`, in lists: JAX sorts dictionaries by name."""
         return (
             [trace[name]["value"] for name in self.latents],
             [simulators[name].arguments for name in self.simulators],
@@ -274,7 +274,7 @@ class Problem(Recomputed):
 
 
 def discrete_message(name: str, latent: Latent, why: str) -> str:
-    """What to do with a discrete latent that is not taken, and why it is not."""
+    """Say what to do with a discrete latent that is not taken, and why it is not."""
     return (
         f"The prior of {name!r} is discrete ({type(compat.innermost(latent.fn)).__name__}), and {why}. RejectionABC, "
         "K2ABC, KernelABC, KernelBayes and DistributionRegressionABC weight simulations and take any prior; "

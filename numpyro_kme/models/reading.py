@@ -20,7 +20,7 @@ from numpyro_kme.models.sites import Latent, SimulatorSite, require_known, requi
 
 
 class Parts(NamedTuple):
-    """What a model consists of; `Problem` has the same attributes."""
+    """Parts of a model; `Problem` has the same attributes."""
 
     latents: Mapping[str, Latent]
     simulators: Mapping[str, SimulatorSite]
@@ -99,7 +99,7 @@ def explained(model: Callable, args: tuple, kwargs: Mapping):
 
 
 def _outline(parts: Parts) -> tuple:
-    """What does not change with the data."""
+    """Parts that do not change with the data."""
     latents = [(name, type(compat.innermost(latent.fn)), latent.value.shape) for name, latent in parts.latents.items()]
     simulators = [
         (name, site.simulator.fn, site.plates, site.observed is None, site.weighted)
@@ -140,7 +140,7 @@ def _parts_of(trace, simulators, parents) -> Parts:
 
 
 def _counted(simulator: Simulator, site: dict) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Which calls count, which are not masked, how many entries of these are NaN, and are in intervals."""
+    """Tell which calls count, which are not masked, how many entries of these are NaN, and are in intervals."""
     mask = np.broadcast_to(compat.mask(site["fn"]), simulator.batch_shape)
     missing = np.isnan(value := np.asarray(site["value"])) & np.expand_dims(mask, tuple(range(-simulator.event_dim, 0)))
     if simulator.ragged:  # NaN at the end of an output is its end
@@ -152,7 +152,7 @@ def _counted(simulator: Simulator, site: dict) -> tuple[np.ndarray, np.ndarray, 
 
 
 def behind(simulator: Simulator, x: np.ndarray) -> np.ndarray:
-    """Which entries of outputs `(*lead, *event)` stand behind their ends."""
+    """Tell which entries of outputs `(*lead, *event)` stand behind their ends."""
     return beyond_end(x.reshape(-1, *simulator.event_shape)).reshape(x.shape)
 
 

@@ -156,7 +156,7 @@ class Simulator(Distribution):
         return jnp.concatenate(columns, axis=-1)
 
     def with_arguments(self, arguments: ArrayLike) -> "Simulator":
-        """The same simulator under the same plates, at other `arguments` of shape `groups + (p,)`."""
+        """Put the same simulator under the same plates, at other `arguments` of shape `groups + (p,)`."""
         new, blocks = copy.copy(self), pieces(jnp.asarray(arguments), self.call_shapes)
         new.params = tuple(block.astype(param.dtype) for block, param in zip(blocks, self.params))
         return new
@@ -173,7 +173,7 @@ class Simulator(Distribution):
 
     @property
     def has_rsample(self) -> bool:
-        """Whether draws have a derivative with respect to the parameters at a fixed key.
+        """Tell whether draws have a derivative with respect to the parameters at a fixed key.
 
         It is the derivative of an expectation only where `fn` is continuous in its parameters, which its
         author has to know.
@@ -194,7 +194,7 @@ class Simulator(Distribution):
         return new
 
     def within(self, low: ArrayLike = -np.inf, high: ArrayLike = np.inf) -> "Simulator":
-        """The same simulator, of whose observation entries that are NaN are known to lie between `low` and `high`.
+        """Make a copy of whose observation entries that are NaN are known to lie between `low` and `high`.
 
         Below a detection limit, above the end of a scale, rounded; both ends count where the simulator gives whole
         numbers. Where both ends are infinite nothing is known of an entry that is NaN, which is missing at random.

@@ -208,7 +208,7 @@ class FromNoise:
 
     @cached_property
     def joined(self) -> "FromNoise":
-        """The same with the entries of a dictionary in one vector."""
+        """Join the entries of a dictionary in one vector."""
         return FromNoise(Joined(self.fn), self.noise)
 
     def __call__(self, rng_key: jax.Array, *params):

@@ -29,7 +29,7 @@ class Latent:
 
     @property
     def discrete(self) -> bool:
-        """Whether it takes whole numbers or truth values."""
+        """Tell whether it takes whole numbers or truth values."""
         return bool(self.fn.support.is_discrete)
 
 
@@ -67,17 +67,17 @@ class SimulatorSite:
 
     @property
     def single(self) -> bool:
-        """Whether there is one observation, neither masked nor scaled, of entries that are known or not."""
+        """Tell whether there is one observation, neither masked nor scaled, of entries that are known or not."""
         return not (self.simulator.batch_shape or self.weighted or self.censored)
 
     @property
     def weighted(self) -> bool:
-        """Whether calls are masked, or their likelihoods raised to a power other than 1."""
+        """Tell whether calls are masked, or their likelihoods raised to a power other than 1."""
         return not self.mask.all() or bool(np.any(self.scale != 1.0))
 
     @property
     def alike(self) -> bool:
-        """Whether all calls that count have the same parameters, and the same of their entries were observed."""
+        """Tell whether all calls that count have the same parameters, and the same of their entries were observed."""
         if self.observed is None or self.censored or prod(self.simulator.groups) > 1:
             return False
         seen = ~np.isnan(self.counted(self.observed).reshape(-1, *self.simulator.event_shape))

@@ -24,8 +24,8 @@ Map = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarra
 
 
 def by_numpy(support: Any) -> Map | None:
-    """As NumPyro's `biject_to(support)`: for real and positive numbers and those of an interval of fixed bounds; None
-    for other supports, whose maps JAX computes."""
+    """Evaluate NumPyro's `biject_to(support)` by NumPy: for real and positive numbers and those of an interval of fixed
+    bounds; None for other supports, whose maps JAX computes."""
     while isinstance(support, type(constraints.independent(constraints.real, 1))):
         support = support.base_constraint
     if support is constraints.real:
@@ -48,7 +48,7 @@ class Between(NamedTuple):
     high: float
 
     def values(self, u: np.ndarray) -> np.ndarray:
-        """Of free numbers; kept inside the bounds, as NumPyro does."""
+        """Map free numbers; kept inside the bounds, as NumPyro does."""
         proportion = np.clip(expit(u), np.finfo(float).tiny, 1.0 - np.finfo(float).eps)
         return self.low + (self.high - self.low) * proportion
 

@@ -17,7 +17,7 @@ MOST = 12
 
 
 def _learnt_names(site: str, surrogate: StatisticsSurrogate) -> tuple[str, ...]:
-    """What each learnt statistic is; `x[7]` where it is a number of the output that has no name."""
+    """Name each learnt statistic; `x[7]` where it is a number of the output that has no name."""
     return tuple(f"{site}[{name}]" if name.isdigit() else name for name in surrogate.statistics.names)
 
 

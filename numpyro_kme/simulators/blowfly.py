@@ -107,7 +107,7 @@ def statistics(series):
 
 
 def count_maxima(series, drop):
-    """How many maxima of `series` are set apart by falls, and rises in between, of more than `drop`."""
+    """Count the maxima of `series` that are set apart by falls, and rises in between, of more than `drop`."""
 
     def step(state, value):
         highest, lowest, falling, count = state

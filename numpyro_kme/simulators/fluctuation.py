@@ -41,7 +41,8 @@ def mutants(rng_key, log_m):
 
 
 def probabilities(m, size):
-    """Of 0 to `size - 1` resistant bacteria, `(size,)`, by the recursion; `m` is the mean number of mutations."""
+    """Log probabilities of 0 to `size - 1` resistant bacteria, `(size,)`, by the recursion; `m` is the mean number of
+    mutations."""
     p = np.empty(size)
     p[0] = np.exp(-m)
     for n in range(1, size):

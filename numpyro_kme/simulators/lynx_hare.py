@@ -61,8 +61,8 @@ def lynx_hare(rng_key, theta):
 
 
 def statistics(logs):
-    """Of each series the mean, the log of the standard deviation and the autocorrelations at one to three years; then
-    lynx on hare at none to two years' delay; `(13,)`."""
+    """Compute of each series the mean, the log of the standard deviation and the autocorrelations at one to three
+    years; then lynx on hare at none to two years' delay; `(13,)`."""
     mean, sd = jnp.mean(logs, 0, keepdims=True), jnp.std(logs, 0, keepdims=True) + 1e-6
     hare, lynx = ((logs - mean) / sd).T
 

@@ -30,7 +30,7 @@ def two_moons(rng_key, theta):
 
 
 def shift(theta):
-    """How far `theta` moves the crescent, `(2,)`; `(t, s)` and `(-s, -t)` move it alike."""
+    """Distance by which `theta` moves the crescent, `(2,)`; `(t, s)` and `(-s, -t)` move it alike."""
     return jnp.stack([-jnp.abs(theta[0] + theta[1]), theta[1] - theta[0]]) / jnp.sqrt(2.0)
 
 

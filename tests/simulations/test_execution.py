@@ -267,7 +267,7 @@ def test_another_configuration_is_refused(path):
     bank(store=path)
     with pytest.raises(StoreError, match=r"another configuration.*key"):
         simulate(jax.random.key(4), NOISY, 30, store=path, progress_bar=False)
-    with pytest.raises(StoreError, match="simulator of `x`: black box noisy .* in the store, black box fragile .* now"):
+    with pytest.raises(StoreError, match=r"`x`: black box noisy .* in the store, black box fragile .* now"):
         bank(FRAGILE, store=path)
 
 
