@@ -57,6 +57,7 @@ def main(only="", references=None, full=False, keep=False, fresh=""):
         cells = name, found, before, floor, ok, f"{cpu_seconds() - begun:.0f}"
         print(" | ".join(cells), flush=True)
         kept[name] = dict(zip(COLUMNS, cells))
+        if keep:
+            table = report.table_of([kept[name] for name in rows() if name in kept])
+            report.write("guard", "The guard", [(HEADING, table), ("Before", BEFORE)])
     print("\n" + report.table_of([kept[name] for name in chosen]))
-    table = report.table_of([kept[name] for name in rows() if name in kept])
-    return ("The guard", [(HEADING, table), ("Before", BEFORE)]) if keep else None
