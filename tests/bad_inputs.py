@@ -1,7 +1,4 @@
-"""Bad inputs as a table: 15 kinds at 8 places, and what the package says to each.
-
-Where a kind makes no sense at a place, another bad input stands in its row.
-"""
+"""Bad inputs as a table of kinds and places, and what the package says to each."""
 
 import time
 from collections.abc import Callable
@@ -23,6 +20,7 @@ from numpyro_kme.simulations import Penalise, Retry, Simulations, simulate
 KEY = jax.random.key(0)
 ROWS: list["Row"] = []
 NAN, INF = np.nan, np.inf
+BAD = "bad hyperparameter"
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,6 @@ def add(place: str, kind: str, call: Callable[[], Any], raises: str = "", **rest
 
 def shifted(rng_key, theta):
     return theta + 0.5 * jax.random.normal(rng_key, (1,), jnp.result_type(float, theta))
-
-
-def flat(rng_key, theta):
-    return jnp.zeros(1, jnp.result_type(theta))
-
-
-def broken(rng_key, theta):
-    return shifted(rng_key, theta) * jnp.nan
 
 
 def untraceable(rng_key, theta):
@@ -157,7 +147,7 @@ add("simulate", "wrong dtype", lambda: drawn(OK, declared=dict(shape=(2,), dtype
 add("simulate", "m = 0", lambda: drawn(OK, 0), "`num_simulations` must be .* got 0")
 add("simulate", "m = 1", lambda: drawn(OK, 1))
 add("simulate", "m = 2.5", lambda: drawn(OK, 2.5), "`num_simulations` must be a whole number; got 2.5")
-add("simulate", "bad hyperparameter", lambda: drawn(OK, timeout=-1.0), "`timeout` must be a positive number")
+add("simulate", BAD, lambda: drawn(OK, timeout=-1.0), "`timeout` must be a positive number")
 add("simulate", "raising", lambda: drawn(failing), r"failed at \{'theta': .*disk full \(OSError\)")
 add("simulate", "hanging", lambda: drawn(hanging, 1, timeout=0.2), "it took longer than 0.2 s")
 add("simulate", "wrongly shaped", lambda: drawn(gives(np.zeros(3))), r"declares shape \(2,\) .* returned shape \(3,\)")
@@ -191,9 +181,7 @@ add("KELFI", "wrong dtype", lambda: kelfi(x=np.array(["a"])), "failed while its 
 add("KELFI", "m = 0", lambda: kelfi(num_simulations=0), "`num_simulations` must be .* got 0")
 add("KELFI", "m = 1", lambda: kelfi(num_simulations=1), "`num_simulations` must be at least 2; got 1")
 add("KELFI", "m = 2", lambda: kelfi(simulations=bank_of(X[:0], THETA[:0])), "at least 1 rows")
-add("KELFI", "bad hyperparameter", lambda: kme.KELFI(CONJUGATE, num_samples=0), "`num_samples` must be .* got 0")
-add("KELFI", "raising", lambda: kelfi(given(failing, **BOX), np.zeros(2)), "disk full")
-add("KELFI", "hanging", lambda: kelfi(simulations=drawn(hanging, 1, timeout=0.2)), "it took longer than 0.2 s")
+add("KELFI", BAD, lambda: kme.KELFI(CONJUGATE, num_samples=0), "`num_samples` must be .* got 0")
 add("KELFI", "wrongly shaped", lambda: kelfi(given(untraceable)), "JAX could not trace simulator `untraceable`")
 add("KELFI", "bad prior", lambda: kelfi(given(shifted, dist.Poisson(2.0))), "The prior of 'theta' is discrete")
 add("KELFI", "bad prior", lambda: kelfi(bad_scale), "failed while its sites were read: Normal .* invalid scale")
@@ -225,52 +213,30 @@ def raising_kernel(a, b):
     raise OSError("no kernel")
 
 
+RAISING = kernels.FromCallable(raising_kernel)
+FOURS = np.repeat(np.arange(4), 10)
 TWO = np.hstack([X, 0 * X + 1])
 add("fit_likelihood", "NaN", lambda: learnt(x=spoilt(X, NAN)), "`x` has 1 entries that are not finite")
 add("fit_likelihood", "infinite", lambda: learnt(theta=spoilt(THETA, INF)), "`theta` has 1 entries")
 add("fit_likelihood", "constant", lambda: learnt(x=TWO, y=TWO[0], form=published()), warns=r"\[1\] are constant")
-add(
-    "fit_likelihood",
-    "duplicates",
-    lambda: learnt(np.repeat(THETA[:4], 10, 0), np.repeat(X[:4], 10, 0), form=published()),
-)
+add("fit_likelihood", "duplicates", lambda: learnt(THETA[FOURS], X[FOURS], form=published()))
 add("fit_likelihood", "outliers", lambda: learnt(x=spoilt(X, 1e30), form=published()))
 add("fit_likelihood", "wrong shape", lambda: learnt(theta=THETA[:, 0]), r"`theta` must have shape \(points, dim\)")
 add("fit_likelihood", "wrong dtype", lambda: learnt(x=X.astype("U9")), "`x` must hold real numbers; got dtype <U9")
 add("fit_likelihood", "m = 0", lambda: learnt(THETA[:0], X[:0]), "`theta` must have at least 2 rows")
 add("fit_likelihood", "m = 1", lambda: learnt(THETA[:1], X[:1]), "`theta` must have at least 2 rows")
 add("fit_likelihood", "m = 2", lambda: learnt(THETA[:2], X[:2], form=kme.ResidualKernelMeans()), "at least 10 simul")
-add("fit_likelihood", "bad hyperparameter", lambda: learnt(form=published(lam=-1.0)), "`regularisation` must be pos")
-add(
-    "fit_likelihood",
-    "raising",
-    lambda: learnt(form=kme.KernelMeans(data_kernel=kernels.FromCallable(raising_kernel))),
-    "kernel `raising_kernel` failed .*no kernel",
-)
+add("fit_likelihood", BAD, lambda: learnt(form=published(lam=-1.0)), "`regularisation` must be pos")
+add("fit_likelihood", "raising", lambda: learnt(form=kme.KernelMeans(data_kernel=RAISING)), "`raising_kernel` failed")
 add("fit_likelihood", "hanging", lambda: fitted()(np.zeros(1), np.zeros(1)), "learnt from 1 arg")
 add("fit_likelihood", "wrongly shaped", lambda: learnt(x=X[:, :0]), "`x` must hold at least one number")
-add(
-    "fit_likelihood",
-    "bad prior",
-    lambda: learnt(form=kme.KernelMeans(kme.likelihoods.MarginalLikelihood())),
-    "needs `y=`",
-)
+add("fit_likelihood", "bad prior", lambda: learnt(form=kme.KernelMeans(kme.likelihoods.MarginalLikelihood())), "`y=`")
 add("fit_likelihood", "bad prior", lambda: learnt(theta=0 * THETA), "All rows of `table` are the same")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "All 1 entries of")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.zeros(3), form=published()), r"shape .*\(3,\)")
 add("fit_likelihood", "wrong type", lambda: learnt(form="residual"), "`form` must be KernelMeans")
-add(
-    "fit_likelihood",
-    "bad hyperparameter",
-    lambda: kme.likelihoods.LeaveOneOut(floor=2.0),
-    "`floor` must be between 0 and 1",
-)
-add(
-    "fit_likelihood",
-    "bad hyperparameter",
-    lambda: kme.likelihoods.Learner(regularisation_bounds=(1.0, 0.1)),
-    "must increase",
-)
+add("fit_likelihood", BAD, lambda: kme.likelihoods.LeaveOneOut(floor=2.0), "`floor` must be between 0 and 1")
+add("fit_likelihood", BAD, lambda: kme.likelihoods.Learner(regularisation_bounds=(1.0, 0.1)), "must increase")
 
 
 # --- engines that weight simulations
@@ -287,42 +253,28 @@ def k2abc(x=DATA, sets=SETS, model=IID, **settings):
     return abc(kme.K2ABC, model, x, simulations=bank_of(sets), **settings)
 
 
+def compared(discrepancy):
+    return abc(kme.RejectionABC, discrepancy=discrepancy, simulations=KEPT)
+
+
 WIDE = kernels.Gaussian(1.0)
 add("weighted", "NaN", lambda: abc(x=np.array([NAN])), "Nothing was observed at 'x': all 1 entries")
 add("weighted", "infinite", lambda: k2abc(x=spoilt(DATA, INF)), "`observation at 'x'` has 1 entries")
 add("weighted", "constant", lambda: k2abc(x=np.ones(20)), "at least half of the pairs coincide")
-add("weighted", "duplicates", lambda: abc(simulations=bank_of(np.repeat(X[:1], 40, 0))), "at least half of the pairs")
 add("weighted", "outliers", lambda: abc(x=np.array([1e30]), simulations=KEPT), "weights of all 40 simulations are zero")
 add("weighted", "wrong shape", lambda: abc(x=np.zeros((2, 2))), r"The observation at 'x' has shape \(2, 2\)")
-add(
-    "weighted", "wrong dtype", lambda: abc(x="text"), "read: the observation at 'x' has dtype <U4; it must hold numbers"
-)
+add("weighted", "wrong dtype", lambda: abc(x="text"), "at 'x' has dtype <U4; it must hold numbers")
 add("weighted", "m = 0", lambda: abc(num_simulations=0), "`num_simulations` must be at least 20; got 0")
 add("weighted", "m = 1", lambda: abc(simulations=bank_of(X[:1], THETA[:1]), kernel=WIDE), "is 1.0 of 1 simulations")
-add(
-    "weighted", "m = 2", lambda: abc(kme.RejectionABC, simulations=bank_of(X[:2], THETA[:2])), "is 1.0 of 2 simulations"
-)
-add("weighted", "bad hyperparameter", lambda: abc(regularisation=-1.0), "`regularisation` must be positive")
-add("weighted", "raising", lambda: abc(model=given(failing, **BOX), x=np.zeros(2)), "disk full")
+add("weighted", "m = 2", lambda: abc(kme.RejectionABC, simulations=bank_of(X[:2], THETA[:2])), "is 1.0 of 2 simul")
+add("weighted", BAD, lambda: abc(regularisation=-1.0), "`regularisation` must be positive")
 add("weighted", "hanging", lambda: abc(kme.RejectionABC, quantile=0.5, threshold=1.0), "not both")
 add("weighted", "wrongly shaped", lambda: abc(model=given(gives(np.zeros(3)), **BOX), x=np.zeros(2)), "declares shape")
 add("weighted", "bad prior", lambda: abc(model=given(shifted, dist.Delta(1.0))), "The prior of 'theta' is one value")
-add("weighted", "bad hyperparameter", lambda: kme.KernelBayes(CONJUGATE, delta=0.0), "`delta` must be positive")
-add(
-    "weighted", "bad hyperparameter", lambda: kme.KernelBayes(CONJUGATE, tolerance=-1.0), "`tolerance` must be positive"
-)
-add(
-    "weighted",
-    "wrongly shaped",
-    lambda: abc(kme.RejectionABC, discrepancy=lambda a, b: a - b, simulations=KEPT),
-    "The discrepancy must give one number",
-)
-add(
-    "weighted",
-    "NaN",
-    lambda: abc(kme.RejectionABC, discrepancy=lambda a, b: NAN * a[0], simulations=KEPT),
-    "`discrepancies` has 40 entries",
-)
+add("weighted", BAD, lambda: kme.KernelBayes(CONJUGATE, delta=0.0), "`delta` must be positive")
+add("weighted", BAD, lambda: kme.KernelBayes(CONJUGATE, tolerance=-1.0), "`tolerance` must be positive")
+add("weighted", "wrongly shaped", lambda: compared(lambda a, b: a - b), "The discrepancy must give one number")
+add("weighted", "NaN", lambda: compared(lambda a, b: NAN * a[0]), "`discrepancies` has 40 entries")
 add("weighted", "wrong type", lambda: abc(simulations=X), "`simulations` must be a set of simulations")
 
 
@@ -355,11 +307,7 @@ for kind, call, raises in [
     ("duplicates", lambda: apart(sets=ROWS_OF_SETS[[0] * 5]), ""),
     ("outliers", lambda: apart(DATA[:, None] * 1e30), ""),
     ("wrong dtype", lambda: apart(sets=ROWS_OF_SETS.astype("U9")), "`simulated` must hold real numbers; got dtype <U9"),
-    (
-        "wrong shape",
-        lambda: apart(np.zeros((5, 2)), discrepancy=WASSERSTEIN),
-        r"be alike; got shapes \(1,\) and \(2,\)",
-    ),
+    ("wrong shape", lambda: apart(np.zeros((5, 2)), discrepancy=WASSERSTEIN), r"got shapes \(1,\) and \(2,\)"),
     ("wrong shape", lambda: apart(DATA, SETS), r"must have shape \(points, dim\); got \(20,\)"),
     ("m = 0", lambda: apart(sets=ROWS_OF_SETS[:0]), r"`simulated` must be outputs .*got shapes \(0, 20, 1\)"),
     ("m = 1", lambda: apart(DATA[:1, None]), "must have at least 2 points for an unbiased estimate; got 1"),
@@ -368,29 +316,13 @@ for kind, call, raises in [
     ("constant", lambda: kme.abc.soft_abc_weights(np.ones(9)), "Check the simulations, or compare something else"),
     ("outliers", lambda: kme.abc.soft_abc_weights([0.0, 1.0, 1e30]), ""),
     ("m = 0", lambda: kme.abc.soft_abc_weights([]), r"`discrepancies` must have shape \(m,\)"),
-    (
-        "bad hyperparameter",
-        lambda: kme.abc.soft_abc_weights([1.0, 2.0], [1.0, 2.0]),
-        r"`epsilon` must be one number; got sh",
-    ),
+    (BAD, lambda: kme.abc.soft_abc_weights([1.0, 2.0], [1.0, 2.0]), r"`epsilon` must be one number; got sh"),
     ("constant", lambda: kme.abc.rejection_weights(np.ones(9)), ""),
-    (
-        "bad hyperparameter",
-        lambda: kme.abc.rejection_weights([1.0], quantile=[0.1, 0.2]),
-        "`quantile` must be one number",
-    ),
-    (
-        "bad hyperparameter",
-        lambda: kme.abc.rejection_weights([1.0], threshold=NAN),
-        "`threshold` must be finite; got nan",
-    ),
+    (BAD, lambda: kme.abc.rejection_weights([1.0], quantile=[0.1, 0.2]), "`quantile` must be one number"),
+    (BAD, lambda: kme.abc.rejection_weights([1.0], threshold=NAN), "`threshold` must be finite; got nan"),
     ("wrong type", lambda: kme.abc.rejection_weights([1.0], quantile="half"), "`quantile` must hold real numbers"),
     ("NaN", lambda: kme.abc.effective_sample_size([1.0, NAN]), "`weights` has 1 entries .*what they were made of"),
-    (
-        "NaN",
-        lambda: kme.abc.out_of_distribution_check(np.array([NAN, 1.0]), np.eye(2)),
-        "`to_observation` has 1 entries",
-    ),
+    ("NaN", lambda: kme.abc.out_of_distribution_check(np.array([NAN, 1.0]), np.eye(2)), "`to_observation` has 1 ent"),
     ("m = 1", lambda: kme.abc.out_of_distribution_check([1.0], np.eye(1)), r"k from 2 to m; got \(1,\) and \(1, 1\)"),
     ("NaN", lambda: learnt_summary(spoilt(ROWS_OF_SETS, NAN)), "`x` has 20 entries"),
     ("NaN", lambda: learnt_summary(y=NAN * ROWS_OF_SETS[:1]), "`y` has 20 entries"),
@@ -398,14 +330,14 @@ for kind, call, raises in [
     ("outliers", lambda: learnt_summary(spoilt(ROWS_OF_SETS, 1e30)), ""),
     ("wrong shape", lambda: learnt_summary(targets=THETA[:, 0]), r"`targets` must have shape \(points, dim\)"),
     ("m = 0", lambda: learnt_summary(ROWS_OF_SETS[:0], THETA[:0]), "`targets` must have at least 1 rows"),
-    ("bad hyperparameter", lambda: learnt_summary(regularisation=1e-30), "Increase the regularisation"),
+    (BAD, lambda: learnt_summary(regularisation=1e-30), "Increase the regularisation"),
     ("wrong type", lambda: learnt_summary(kernel="sets"), "`kernel` must be a kernel on data sets"),
     ("NaN", lambda: ridge_weights(spoilt(X, NAN)), "`inputs` has 1 entries"),
     ("outliers", lambda: ridge_weights(t=np.array([[1e30]])), ""),
     ("wrong shape", lambda: ridge_weights(t=np.zeros((3, 2))), r"same number of columns; got shapes \(3, 2\) and"),
     ("m = 0", lambda: ridge_weights(X[:0]), "`points` must hold at least one point"),
-    ("bad hyperparameter", lambda: ridge_weights(regularisation=0.0), "`regularisation` must be positive"),
-    ("bad hyperparameter", lambda: ridge_weights(tolerance=2.0), "`tolerance` must be below 1"),
+    (BAD, lambda: ridge_weights(regularisation=0.0), "`regularisation` must be positive"),
+    (BAD, lambda: ridge_weights(tolerance=2.0), "`tolerance` must be below 1"),
     ("NaN", lambda: recursive_step(y=np.array([NAN])), "`observed` has 1 entries"),
     ("constant", lambda: recursive_step(0 * THETA), "all of the pairs coincide"),
     ("wrong shape", lambda: recursive_step(y=np.zeros(3)), "must have the same number of columns"),
@@ -428,12 +360,11 @@ def npl(model=IID, x=DATA, loss=None, **settings):
 
 
 def raising_loss():
-    return kme.MMD(kernels.FromCallable(raising_kernel))
+    return kme.MMD(RAISING)
 
 
 add("bootstrap", "NaN", lambda: npl(x=spoilt(DATA, NAN)), "1 of the 20 points of the observation at 'x' have")
 add("bootstrap", "infinite", lambda: npl(x=spoilt(DATA, INF)), "has 1 entries that are not finite")
-add("bootstrap", "constant", lambda: npl(x=np.ones(20)), "at least half of the pairs coincide")
 add("bootstrap", "duplicates", lambda: npl(x=np.repeat(DATA[:4], 5)), slow=True)
 add("bootstrap", "outliers", lambda: npl(x=spoilt(DATA, 1e30)), slow=True)
 add("bootstrap", "wrong shape", lambda: npl(x=np.zeros((5, 3))), "shape")
@@ -441,21 +372,16 @@ add("bootstrap", "wrong dtype", lambda: npl(x=np.array(["a"] * 5)), "`observatio
 add("bootstrap", "m = 0", lambda: npl(x=np.zeros(0)), "the data are empty")
 add("bootstrap", "m = 1", lambda: npl(x=np.zeros(1)), "at least two")
 add("bootstrap", "m = 2", lambda: npl(num_samples=0), "`num_samples` must be at least 1; got 0")
-add(
-    "bootstrap",
-    "bad hyperparameter",
-    lambda: npl(concentration=-1.0),
-    "`concentration` must be finite and not negative",
-)
+add("bootstrap", BAD, lambda: npl(concentration=-1.0), "`concentration` must be finite and not negative")
 add("bootstrap", "raising", lambda: npl(loss=raising_loss()), "kernel `raising_kernel` failed .*no kernel")
 add("bootstrap", "hanging", lambda: npl(num_nodes=0), "`num_nodes` must be at least 32; got 0")
 add("bootstrap", "wrongly shaped", lambda: npl(model=plated(shifted)), "shape")
 add("bootstrap", "bad prior", lambda: npl(model=plated(scalar, dist.Bernoulli(0.5))), "discrete")
-add("bootstrap", "bad hyperparameter", lambda: npl(num_nodes=100), "`num_nodes` must be a power of two")
-add("bootstrap", "bad hyperparameter", lambda: npl(prior_weight=-1.0), "`prior_weight` must be finite and not negative")
-add("bootstrap", "bad hyperparameter", lambda: npl(prior_draws=9), "`prior_draws` does nothing")
-add("bootstrap", "bad hyperparameter", lambda: npl(loss=kme.MMD(kernels.Linear(1.0))), "`kernel` must be bounded")
-add("bootstrap", "bad hyperparameter", lambda: npl(centering="prior"), "`centering` must be")
+add("bootstrap", BAD, lambda: npl(num_nodes=100), "`num_nodes` must be a power of two")
+add("bootstrap", BAD, lambda: npl(prior_weight=-1.0), "`prior_weight` must be finite and not negative")
+add("bootstrap", BAD, lambda: npl(prior_draws=9), "`prior_draws` does nothing")
+add("bootstrap", BAD, lambda: npl(loss=kme.MMD(kernels.Linear(1.0))), "`kernel` must be bounded")
+add("bootstrap", BAD, lambda: npl(centering="prior"), "`centering` must be")
 add("bootstrap", "NaN", lambda: npl(model=plated(scalar_broken)), "finite", slow=True)
 add("bootstrap", "wrong type", lambda: npl(loss="mmd"), "`loss` must be")
 
@@ -476,44 +402,20 @@ add("functions", "wrong dtype", lambda: mmd(POINTS.astype("U9"), OTHERS), "`x` m
 add("functions", "m = 0", lambda: mmd(POINTS[:0], OTHERS), "`x` must have at least 2 points")
 add("functions", "m = 1", lambda: mmd(POINTS[:1], OTHERS), "`x` must have at least 2 points")
 add("functions", "m = 2", lambda: mmd(POINTS[:2], OTHERS, x_weights=[1.0, 0.0]), "divides by zero")
-add("functions", "bad hyperparameter", lambda: kernels.Gaussian(-1.0), "`length_scale` must be positive")
-add("functions", "raising", lambda: kernels.FromCallable(raising_kernel).gram(POINTS), "`raising_kernel` failed")
-add(
-    "functions",
-    "hanging",
-    lambda: kme.embeddings.hsic(WIDE, WIDE, POINTS, OTHERS),
-    "must be at least 2 pairs; got 6 and 5",
-)
+add("functions", BAD, lambda: kernels.Gaussian(-1.0), "`length_scale` must be positive")
+add("functions", "raising", lambda: RAISING.gram(POINTS), "`raising_kernel` failed")
+add("functions", "hanging", lambda: kme.embeddings.hsic(WIDE, WIDE, POINTS, OTHERS), "at least 2 pairs; got 6 and 5")
 add("functions", "raising", lambda: HOST.gram(POINTS), "`raising_kernel` failed .*no kernel")
 add("functions", "wrongly shaped", lambda: kernels.FromCallable(lambda a, b: a + b).gram(POINTS), "return a scalar")
 add("functions", "bad prior", lambda: kme.embeddings.measures.Normal(np.zeros(2), -np.eye(2)), "`covariance` must be")
-add(
-    "functions",
-    "NaN",
-    lambda: mmd(POINTS, OTHERS, x_weights=np.full(6, NAN)),
-    "`x_weights` must sum to one; got a sum of nan",
-)
+add("functions", "NaN", lambda: mmd(POINTS, OTHERS, x_weights=np.full(6, NAN)), "`x_weights` must sum to one")
 add("functions", "NaN", lambda: kme.herd(WIDE, np.array([NAN, 0.0]), POINTS[:2], 3), "`embedding_values` has 1 entries")
 add("functions", "NaN", lambda: kme.mmd_test(KEY, WIDE, spoilt(POINTS, NAN), OTHERS), "`x` has 2 entries")
 add("functions", "NaN", lambda: kme.embeddings.hsic(WIDE, WIDE, POINTS, spoilt(POINTS, NAN)), "`y` has 2 entries")
 add("functions", "NaN", lambda: kernels.median_heuristic(spoilt(POINTS, NAN)), "`x` has 2 entries")
-add("functions", "bad hyperparameter", lambda: kernels.Gaussian(NAN), "`length_scale` must be positive")
-add("functions", "bad hyperparameter", lambda: kernels.EmpiricalMeasure(WIDE, 0.0), "`length_scale` must be positive")
+add("functions", BAD, lambda: kernels.EmpiricalMeasure(WIDE, 0.0), "`length_scale` must be positive")
 add("functions", "m = 0", lambda: kme.herd(WIDE, np.zeros(2), POINTS[:2], 0), "`num_samples` must be at least 1; got 0")
-add(
-    "functions",
-    "wrong shape",
-    lambda: kme.embeddings.MeanEmbedding(WIDE, POINTS, np.ones(3)),
-    r"`weights` must have shape \(6,\)",
-)
-
-
-def ridge(inputs=POINTS, regularisation=0.1):
-    return kme.embeddings.ConditionalMeanEmbedding.fit(WIDE, inputs, regularisation).left
-
-
-add("functions", "NaN", lambda: ridge(spoilt(POINTS, NAN)), "`inputs` has 2 entries")
-add("functions", "bad hyperparameter", lambda: ridge(regularisation=0.0), "`regularisation` must be positive")
+add("functions", "wrong shape", lambda: kme.embeddings.MeanEmbedding(WIDE, POINTS, np.ones(3)), r"shape \(6,\)")
 
 
 # --- diagnostics
@@ -535,10 +437,6 @@ def calibrated(**settings):
     return found.p_value
 
 
-def positional(obs=None):
-    return CONJUGATE(obs)
-
-
 def looked_up(model, samples):
     return kme.mcmc.check_surrogate(model, samples, x=X[0])
 
@@ -556,20 +454,9 @@ add("diagnostics", "wrong dtype", lambda: foreign(X.astype("U9")), "`x` must hol
 add("diagnostics", "m = 0", lambda: foreign(X[:0]), "more than 5 simulations")
 add("diagnostics", "m = 1", lambda: calibrated(num_datasets=1), "`num_datasets` must be at least 2; got 1")
 add("diagnostics", "m = 2", lambda: calibrated(num_draws=0), "`num_draws` must be at least 1; got 0")
-add(
-    "diagnostics",
-    "bad hyperparameter",
-    lambda: kme.diagnostics.calibrate_weight(kme.PosteriorBootstrap(IID), level=2.0),
-    "`level`",
-)
+add("diagnostics", BAD, lambda: kme.diagnostics.calibrate_weight(kme.PosteriorBootstrap(IID), level=2.0), "`level`")
 add("diagnostics", "raising", lambda: diagnostics.predictive_check(KEY, FRESH), "should be called first")
-add("diagnostics", "hanging", lambda: diagnostics.calibrate(KEY, FRESH), "should be called first")
-add(
-    "diagnostics",
-    "wrongly shaped",
-    lambda: calibrated(arguments=lambda x: x["x"]),
-    "`arguments.outputs.` must be a dictionary",
-)
+add("diagnostics", "wrongly shaped", lambda: calibrated(arguments=lambda x: x["x"]), "`arguments.outputs.` must be")
 add("diagnostics", "bad prior", lambda: looked_up(SURROGATE, {"theta": np.zeros(3)}), "has a learnt likelihood")
 add("diagnostics", "m = 0", lambda: diagnostics.predictive_check(KEY, run_rejection(), 0), "`num_draws` must be")
 add("diagnostics", "m = 0", lambda: looked_up(SURROGATE, {"theta": np.zeros(0)}), "`samples` must hold at least one")
@@ -605,7 +492,6 @@ def small(x=X[0]):
 
 add("handlers", "NaN", lambda: small(np.array([NAN])), "All 1 entries of the observation are NaN")
 add("handlers", "infinite", lambda: robust(x=spoilt(DATA, INF)), "has 1 entries that are not finite")
-add("handlers", "constant", lambda: robust(x=np.ones(20)), "at least half of the pairs coincide")
 add("handlers", "duplicates", lambda: robust(x=np.repeat(DATA[:4], 5)), slow=True)
 add("handlers", "outliers", lambda: small(np.array([1e30])), warns="far outside all simulations")
 add("handlers", "wrong shape", lambda: density(CONJUGATE, {"x": lambda t: dist.Normal(t, 1.0)}), "has event shape")
@@ -613,16 +499,11 @@ add("handlers", "wrong dtype", lambda: density(CONJUGATE, {"x": lambda t: 3.0}),
 add("handlers", "m = 0", lambda: handlers.surrogate(CONJUGATE, {}), "`likelihoods` must be a dictionary")
 add("handlers", "m = 1", lambda: robust(x=np.zeros(1)), "at least two data points")
 add("handlers", "m = 2", lambda: kme.CommonNoise(1), "`num_simulations` must be at least 2; got 1")
-add("handlers", "bad hyperparameter", lambda: robust(weight=-1.0), "`weight` must be positive")
-add("handlers", "raising", lambda: robust(loss=raising_loss()), "kernel `raising_kernel` failed .*no kernel")
+add("handlers", BAD, lambda: robust(weight=-1.0), "`weight` must be positive")
 add("handlers", "hanging", lambda: density(CONJUGATE, {"z": good}), r"without a likelihood: add 'x'|names \['z'\]")
 add("handlers", "wrongly shaped", lambda: robust(model=plated(shifted)), "shape")
 add("handlers", "bad prior", lambda: robust(model=given(scalar), x=np.array(1.0)), "must stand in one plate")
 add("handlers", "wrong type", lambda: robust(noise="fresh"), "`noise` must be CommonNoise")
-add(
-    "handlers",
-    "bad hyperparameter",
-    lambda: robust(plated(careless), noise=kme.LatentNoise(16)),
-    "noise of simulator `careless` is needed as numbers, for a latent of the model. Declare it",
-)
+FEW = kme.LatentNoise(16)
+add("handlers", BAD, lambda: robust(plated(careless), noise=FEW), "`careless` is needed as numbers, .*Declare it")
 add("handlers", "wrong type", lambda: robust(loss="mmd"), "`loss` must be")

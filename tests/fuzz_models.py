@@ -1,6 +1,6 @@
 """Random models from a seed, run end to end as users run them, against brute force.
 
-    python tests/fuzz_models.py --models 1000  # batches of 30 in fresh processes; resumes from fuzz_models.jsonl
+    python tests/fuzz_models.py --models 1000  # batches of 30 in fresh processes, a line each
     python tests/fuzz_models.py --seed 17                      # one model, told in full
 
 A model's outcome is one of: `ok`, the mean of every latent within .5 posterior standard deviations of brute force, and
@@ -13,18 +13,17 @@ density of the simulator's noise.
 import argparse
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -550,45 +549,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--to", type=Path, default=Path("fuzz_models.jsonl"))
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--batch", type=int, nargs="*", help="seeds to run in this process, a line each")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         print(Case(arguments.seed).told)
         print(json.dumps(outcome(arguments.seed), indent=1, default=str))
         return
-    if arguments.batch:
-        for seed in arguments.batch:
-            print("RESULT " + json.dumps(outcome(seed), default=str), flush=True)
-        return
-    known = {}
-    if arguments.to.exists():
-        known = {r["seed"]: r for r in map(json.loads, arguments.to.read_text().splitlines())}
-    todo = [seed for seed in range(arguments.first, arguments.first + arguments.models) if seed not in known]
-    for start in range(0, len(todo), BATCH):
-        seeds = list(map(str, todo[start : start + BATCH]))
-        command = [sys.executable, __file__, "--batch", *seeds]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=CACHED
-        ) as process:
-            for line in process.stdout:
-                if found := re.match(r"RESULT (.*)", line):
-                    result = json.loads(found[1])
-                    known[result["seed"]] = result
-                    with arguments.to.open("a") as file:
-                        file.write(found[1] + "\n")
-        lost = [seed for seed in map(int, seeds) if seed not in known]
-        for seed in lost[:1]:  # the process ended there; the others are run next time
-            known[seed] = {
-                "seed": seed,
-                **Case(seed).told,
-                "outcome": "raw",
-                "said": f"the process ended: {process.returncode}",
-            }
-            with arguments.to.open("a") as file:
-                file.write(json.dumps(known[seed], default=str) + "\n")
-    print(table([known[seed] for seed in sorted(known)]))
+    os.environ |= CACHED
+    results, seeds = [], range(arguments.first, arguments.first + arguments.models)
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=BATCH) as fresh:
+        for result in fresh.map(outcome, seeds):
+            results.append(result)
+            print(json.dumps(result, default=str), flush=True)
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
-from numpyro_kme.abc.discrepancies import dissimilarities
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 
 KEY = jax.random.key(0)
@@ -41,23 +40,6 @@ def test_k2_abc_by_a_double_loop(rng):
     weights, epsilon = kme.abc.soft_abc_weights(found, 0.05)
     np.testing.assert_allclose(weights, np.exp(-expected / 0.05) / np.exp(-expected / 0.05).sum(), rtol=1e-9)
     assert epsilon == 0.05
-
-
-def farthest(a, b):
-    return jnp.max(jnp.abs(a - b))
-
-
-@pytest.mark.parametrize(
-    "discrepancy",
-    [kme.embeddings.Quadratic(Gaussian(0.9)), kme.Wasserstein(), farthest],
-    ids=lambda d: type(d).__name__,
-)
-def test_another_observation_of_the_same_size_is_compared_without_compiling(discrepancy, rng, programs):
-    x, y = rng.normal(size=(4, 6, 1)), rng.normal(size=(6, 1))
-    first = kme.abc.discrepancies_to(y, x, discrepancy)
-    programs.clear()
-    assert not np.array_equal(kme.abc.discrepancies_to(y + 1.0, x, discrepancy), first)
-    assert not programs
 
 
 def test_default_epsilon_sets_the_effective_sample_size(rng):
@@ -108,21 +90,6 @@ def test_similarity_is_the_mean_kernel(estimator, rng):
     np.testing.assert_allclose(
         found, by_loop, atol=5 * 20_000**-0.5 * isinstance(estimator, kme.embeddings.Fourier) + 1e-9
     )
-
-
-@pytest.mark.x64
-def test_dissimilarities_by_a_double_loop(rng):
-    """The second sets in rows, the first in columns, with other numbers of points in each; far sets are equally far."""
-    x, y = rng.normal(size=(4, 7, 2)), rng.normal(size=(3, 5, 2))
-    found = dissimilarities(kme.embeddings.Quadratic(Gaussian(0.8)), x, y)
-
-    def product(a, b):
-        return gaussian(a, b, 0.8).mean()
-
-    cosines = [[product(a, b) / np.sqrt(product(a, a) * product(b, b)) for a in x] for b in y]
-    np.testing.assert_allclose(found, -np.log(cosines), rtol=1e-10)
-    far = dissimilarities(kme.embeddings.Quadratic(Gaussian(0.8)), x, np.stack([y[0] + 1e3, y[0] + 1e6]))
-    assert np.all(far == far[0, 0]) and far[0, 0] > found.max()
 
 
 def test_out_of_distribution_check_by_sorting(rng):
@@ -196,21 +163,6 @@ def test_of_kernels_the_one_that_predicts_best_is_taken(rng, best):
     assert float(fitted.features.kernel.length_scale) == scales[best]
 
 
-@pytest.mark.x64
-@pytest.mark.parametrize("sd", [0.0, 0.01, 0.5])
-def test_the_tolerance_follows_the_noise(rng, sd):
-    """Data that determine the parameters need a fine factor, noisy ones do not; neither predicts worse for it."""
-    theta = rng.normal(size=(400, 2))
-    x = np.stack([theta[:, 0] + theta[:, 1] ** 3, np.exp(0.5 * theta[:, 1]) - theta[:, 0]], axis=1)
-    x += sd * rng.normal(size=x.shape)
-    fit = partial(kme.abc.DistributionRegression.fit, Gaussian(1.5), x, theta)
-    found, exact = fit(), fit(tolerance=1e-12)
-    np.testing.assert_allclose(found.error, exact.error, rtol=0.02)
-    assert found.features.rank < (0.9 if sd < 0.1 else 0.5) * exact.features.rank
-    coarser = [fit(tolerance=10.0**-k).features.rank for k in range(1, 11)]
-    assert found.features.rank in coarser[1:]  # tolerances that it may end at
-
-
 def test_recursive_abc_step_by_its_parts(rng):
     """Points of a dense solve's embedding, and herding by a loop over the candidates."""
     theta = rng.normal(size=(80, 1))
@@ -268,7 +220,6 @@ def simulated():
     return {
         conjugate: drawn(conjugate, 1, 600, 10),
         iid: drawn(iid, 20, 600, 10),
-        exponential_draws: drawn(exponential_draws, 30, 1000, 100),
     }
 
 
@@ -324,16 +275,6 @@ def warnings_of(engine, y):
 
 def distance_of_means(a, b):
     return jnp.abs(jnp.mean(a) - jnp.mean(b))
-
-
-def exponential(rng_key, mean):
-    return mean * jax.random.exponential(rng_key, (), jnp.result_type(mean))
-
-
-def exponential_draws(x=None):
-    mean = numpyro.sample("mean", dist.LogNormal(0.0, 1.0))
-    with numpyro.plate("n", 30):
-        numpyro.sample("x", kme.Simulator(exponential, mean), obs=x)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,6 @@ def test_recursive_abc_leaves_the_prior_behind():
     first, last = engine.info["standard deviations of the points, first and last"]
     assert last < 0.7 * first
     assert 0.0 < engine.info["last move of the estimate"][0] < 0.3
-    engine.run(KEY, x=X)
-    np.testing.assert_array_equal(engine.get_samples()["theta"], draws)
 
 
 def test_recursive_abc_takes_counts_that_mostly_coincide():
@@ -193,28 +191,6 @@ def test_recursive_abc_far_from_the_prior_raises(x, settings, message):
     with pytest.raises((RuntimeError, TypeError), match=message):
         engine = kme.KernelRecursiveABC(conjugate, 50, **({"num_iterations": 3} | settings))
         engine.run(KEY, x=np.array([x]))
-
-
-def test_simulate_at_has_the_keys_of_simulate():
-    problem = kme.Problem.read(conjugate, x=X)
-    simulations = kme.simulate(KEY, problem, 30, progress_bar=False)
-    again = Plan(30).simulate_at(KEY, problem, simulations.latents)
-    np.testing.assert_array_equal(again.x["x"], simulations.x["x"])
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: kme.KernelRecursiveABC(conjugate, 3), "`num_simulations` must be at least 20; got 3"),
-        (
-            lambda: kme.KernelRecursiveABC(conjugate, num_iterations=0),
-            "`num_iterations` must be at least 1; got 0",
-        ),
-    ],
-)
-def test_bad_input_raises(make, message):
-    with pytest.raises(ValueError, match=message):
-        make().run(KEY, x=X)
 
 
 def pair(rng_key, a, b):

@@ -2,14 +2,11 @@
 
 import jax.numpy as jnp
 import numpyro
-import numpyro.distributions as dist
 import pytest
 from numpyro import primitives
 from numpyro.ops import provenance
 
 from numpyro_kme._core import compat
-
-MASKED = dist.Normal(0.0, 1.0).expand([3]).mask(jnp.array([True, False, True]))
 
 
 def outside():
@@ -33,12 +30,3 @@ def test_a_name_that_is_gone_is_told(name, monkeypatch):
         with pytest.raises(NotImplementedError, match=rf"has no numpyro.*{name}, which this model needs here. Install"):
             compat.plate_depth() if name == "_PYRO_STACK" else use()
     assert use() == expected
-
-
-def test_masks(monkeypatch):
-    assert compat.mask(MASKED).tolist() == [True, False, True]
-    found = compat.rewrapped(MASKED, lambda inner: dist.Normal(inner.loc + 1.0, 2.0))
-    assert found.log_prob(jnp.ones(3))[1] == 0.0 and found.base_dist.base_dist.scale == 2.0
-    monkeypatch.delattr(MASKED, "_mask")
-    with pytest.raises(NotImplementedError, match=r"has no MaskedDistribution\._mask"):
-        compat.mask(MASKED)

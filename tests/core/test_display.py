@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import re
-from dataclasses import dataclass, fields, is_dataclass
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import pytest
 
 import numpyro_kme as kme
 from numpyro_kme._core import display
-from numpyro_kme._core.display import WIDTH, Card
+from numpyro_kme._core.display import WIDTH
 from numpyro_kme.mcmc.chain_checks import SurrogateChecks
 
 ROOMS = [room for room in kme.__all__ if inspect.ismodule(getattr(kme, room)) and room != "handlers"]
@@ -49,23 +48,6 @@ def check(value):
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_public_class_prints_by_the_one_renderer(name):
     assert CLASSES[name].__repr__ is display.text, f"{name} prints in its own way: decorate it with `shown`"
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_no_field_prints_an_array(name):
-    """With large arrays and mappings of them in every field, of a class without a card of its own."""
-    cls = CLASSES[name]
-    if getattr(cls, "_card", None):
-        return
-    value = np.linspace(-1.0, 2.0, 600).reshape(200, 3)
-    fillings = [value, {"a" * 50: value, "b": value, "c" * 50: 1.0}, tuple(value), jnp.asarray(value)]
-    if is_dataclass(cls):
-        made = object.__new__(cls)
-        for i, field in enumerate(fields(cls)):
-            object.__setattr__(made, field.name, fillings[i % 4])
-    else:
-        made = cls(*(fillings[i % 4] for i in range(len(cls._fields))))
-    assert check(made)
 
 
 def simulator(rng_key, shift, scale):
@@ -175,63 +157,6 @@ def test_traced_values_print_too(kelfi):
     jax.jit(look)(kelfi.posterior.likelihoods["x"])
     jax.jit(lambda s: look(kme.kernels.Gaussian(s)))(1.0)
     assert "traces" in seen[0] and "traced ()" in seen[1]
-
-
-def test_a_long_card_is_cut_to_its_lines():
-    @display.shown
-    class Long:
-        def _card(self):
-            return Card("t" * 100, {f"row {i}": "word " * 200 for i in range(30)}, "do " * 60)
-
-    check(Long())
-
-
-def test_what_is_as_by_default_is_left_out():
-    @display.shown
-    @dataclass
-    class Settings:
-        word: str = "short"
-        number: float = 1.5
-
-    assert repr(Settings()) == "Settings()"
-    assert repr(Settings(number=0.25)) == "Settings(number=0.25)"
-    long = "w" * 55
-    assert repr(Settings(long)) == f"Settings(word='{long}')"
-    assert repr(Settings(long, 0.25)).split() == ["Settings(", f"word='{long}',", "number=0.25,", ")"]
-
-
-@pytest.mark.parametrize(
-    "value, found",
-    [
-        (None, ""),
-        (0.123456, "0.1235"),
-        (np.float32(2.0), "2"),
-        (np.arange(6.0).reshape(2, 3), "(2, 3) array, 0 to 5"),
-        (np.array([1.0, np.nan]), "(2,) array, 1, 1 not finite"),
-        (np.array([True, False, True]), "(3,) array, 2 true"),
-        (np.array([]), "(0,) array of float64"),
-        (np.array(["a"]), "(1,) array of <U1"),
-        (np.array(3), "3"),
-        ({"a": 1.0, "b": np.ones((2, 3))}, "a: 1, b (2, 3)"),
-        (("x", 1.5, None), "('x', 1.5, None)"),
-        (tuple(range(9)), "(0, 1, 2, 3, 4, 5, ...)"),
-        (simulator, "simulator"),
-        (dict.fromkeys("abcdefghij" * 4, 0), "a: 0, b: 0, c: 0, d: 0, e: 0, f: 0, g: 0, h: 0, i: 0, j: 0"),
-    ],
-)
-def test_a_value_in_one_line(value, found):
-    assert display.brief(value) == found
-
-
-def test_keys_are_not_printed_as_numbers():
-    assert display.brief(jax.random.key(0)) == "random key"
-
-
-def test_extremes_of_a_long_vector():
-    assert display.extremes([3.0, 1.0, 2.0, 9.0]) == "1 (at [1]) to 9 (at [3]), median 2.5, of 4"
-    assert display.extremes([3.0, 1.0, np.nan], NAMES[:3]) == "1 (at log sd) to 3 (at mean), median 2, of 3"
-    assert display.extremes([np.nan]) == "no finite number"
-    assert display.between("75%", "75%") == "75%" and display.between("7%", "75%") == "7% to 75%"
 
 
 # Names of statistics, from a simulator that returns a dictionary

@@ -15,8 +15,6 @@ from precision import rounded_products
 
 import numpyro_kme as kme
 from numpyro_kme import embeddings, kernels, losses
-from numpyro_kme._core.host import full_precision
-from numpyro_kme._core.programs import Program, jitted
 from numpyro_kme.embeddings.measures import NormalMixture
 from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic
 from numpyro_kme.embeddings.weighted_points import Points
@@ -140,10 +138,3 @@ def test_simulators():
 def test_bayesian_kernel_learning():
     density = lambda length: log_pseudo_likelihood(X, X[:5], length, 0.3, 1.0)  # noqa: E731
     assert not rounded_products(jax.grad(jax.jit(density)), 1.0)
-
-
-def test_programs_of_engines():
-    product = lambda x: x @ x.T  # noqa: E731
-    assert rounded_products(product, X)
-    for made in (full_precision(product), jitted(product), Program(product, thorough=True)._function):
-        assert not rounded_products(made, X)

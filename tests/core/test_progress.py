@@ -31,19 +31,6 @@ def test_a_long_phase_is_shown_with_its_time_and_a_short_one_is_not(terminal):
     assert "short" not in said and re.search(r"learning:? *\[00:0\d\]", said), said
 
 
-def test_nothing_is_shown_where_it_is_switched_off(terminal, monkeypatch):
-    with progress.phase("off", False):
-        time.sleep(0.2)
-    with progress.no_progress_bars(), progress.phase("inside a loop", True), progress.steps("inside", 3, True) as bar:
-        time.sleep(0.2)
-        bar.update(3)
-    monkeypatch.setenv("CI", "1")
-    with progress.phase("continuous integration", True):
-        time.sleep(0.2)
-    assert list(progress.progress(range(3), "on ci", True)) == [0, 1, 2]
-    assert terminal() == ""
-
-
 def test_bars_are_shown_unless_they_are_switched_off():
     """By every public class and function that has one."""
     found = 0
@@ -54,15 +41,6 @@ def test_bars_are_shown_unless_they_are_switched_off():
             found += given is not None
             assert given is None or given.default is True, value
     assert found > 10
-
-
-def test_an_error_inside_a_phase_ends_it(terminal):
-    with pytest.raises(ZeroDivisionError), progress.phase("failing", True):
-        raise ZeroDivisionError
-    with progress.phase("next", True):
-        time.sleep(0.3)
-    said = terminal()
-    assert "failing" not in said and "next" in said
 
 
 def test_in_a_file_each_bar_and_phase_is_one_line(terminal, monkeypatch):

@@ -17,7 +17,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
 
 import numpyro_kme as kme
 from numpyro_kme._core import saving
@@ -199,20 +198,6 @@ def test_a_bootstrap_keeps_its_draws(tmp_path):
     engine.run(KEY, x=np.linspace(-1.0, 1.0, 20))
     engine.posterior.save(tmp_path / "bootstrap.kme")
     assert same(Posterior.load(tmp_path / "bootstrap.kme").get_samples(), engine.get_samples())
-
-
-@pytest.mark.slow
-def test_a_loaded_likelihood_goes_into_nuts(engines, tmp_path):
-    ran(engines, "residual").likelihoods["x"].save(tmp_path / "likelihood.kme")
-    likelihood = FittedLikelihood.load(tmp_path / "likelihood.kme")
-
-    def written_out(x):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        numpyro.sample("x", kme.KernelMeansLikelihood(likelihood, theta), obs=x)
-
-    mcmc = MCMC(NUTS(written_out), num_warmup=100, num_samples=200, progress_bar=False)
-    mcmc.run(KEY, Y)
-    assert abs(mcmc.get_samples()["theta"].mean() - Y.sum() / 4) < 0.5
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -271,7 +271,7 @@ def test_the_tests_of_ranks_are_exact(rng):
 
 
 def test_p_values_are_the_largest_within_the_margin(rng):
-    """Each against draws from the end of the margin where it is largest: no more than its level there and inside."""
+    """Each against draws from the end of the margin where it is largest."""
     margin, size = 0.15, 60
     components = uniformity.components_of({"x": rng.normal(size=(size, 2))})
     ranks = stats.norm.cdf(rng.normal(size=size) * 1.3 + 0.45)
@@ -290,32 +290,6 @@ def test_p_values_are_the_largest_within_the_margin(rng):
     shift = np.max(np.abs(stats.norm.cdf(np.linspace(-4, 4, 4001) - margin) - stats.norm.cdf(np.linspace(-4, 4, 4001))))
     above = stats.kstest(ranks, "uniform").statistic - shift
     np.testing.assert_allclose(found["shape"], stats.kstwo.sf(above, size), rtol=1e-4)
-    for mean, log_spread in (
-        (margin, 0.0),
-        (0.0, margin / np.sqrt(2.0)),
-        (0.0, -margin / np.sqrt(2.0)),
-        (0.1, 0.07),
-    ):
-        p = [
-            uniformity.tests(stats.norm.cdf(mean + np.exp(log_spread) * row), components, margin) for row in draws[:200]
-        ]
-        for test in found:
-            share = np.mean([one[test] < 0.05 for one in p])
-            assert share < 0.05 + 4.5 * np.sqrt(0.05 * 0.95 / 200), (test, mean, log_spread)
-
-
-def test_copies_of_a_draw_do_not_count_anew(rng):
-    """Ranks among ten draws, each a hundred times, are uniform on eleven values; with unequal copies, by the effective
-    number."""
-    for copies, number in ((np.full(10, 100), 10), (np.array([300, 100, 100]), 2)):
-        values = np.arange(len(copies)) + 0.5
-        chosen = calibration._some(rng, {"a": np.repeat(values, copies)}, ["a"], 100)["a"]
-        assert len(chosen) == number and set(chosen) <= set(values)
-    every = calibration._some(rng, {"a": np.repeat(np.arange(10), 100)}, ["a"], 100)["a"]
-    assert sorted(every) == list(range(10))
-    few = [calibration._some(rng, {"a": np.arange(40)}, ["a"], 4)["a"] for _ in range(1000)]
-    assert all(len(set(row)) == 4 for row in few)
-    assert stats.chisquare(np.bincount(np.concatenate(few), minlength=40)).pvalue > 1e-5
 
 
 def test_p_values_are_combined_by_their_number(exact):
@@ -331,16 +305,12 @@ def test_p_values_are_combined_by_their_number(exact):
     assert not Check(exact, {"x": quiet}).flagged()
 
 
-def test_coverage_and_tarp_of_known_ranks(rng):
-    """Evenly spread ranks cover at every level; a truth further from a point than all draws has a share near one."""
+def test_coverage_of_known_ranks():
+    """Evenly spread ranks cover at every level."""
     even = (np.arange(1000) + 0.5) / 1000
     found = Calibration({"a": even}, even**2, {})
     assert abs(found.coverage(0.9)["a"] - 0.9) < 2e-3 and abs(found.coverage(0.5)["a"] - 0.5) < 2e-3
     assert found.coverage() == found.coverage(0.9)
-    bank = kme.Simulations({}, {"x": np.zeros(9)}, {"a": np.linspace(-0.1, 0.1, 9)})
-    near, far = np.full(50, 0.0), np.full(50, 5.0)
-    for draws, truth, share in ((near, 5.0, 1.0), (far, 0.0, 0.0)):
-        assert abs(calibration._tarp(rng, {"a": draws}, {"a": np.array(truth)}, bank) - share) <= 1 / 51
 
 
 def test_data_sets_that_an_engine_refuses_are_counted_and_left_out():
@@ -352,13 +322,6 @@ def test_data_sets_that_an_engine_refuses_are_counted_and_left_out():
     engine.run(KEY, x=np.full(2, -4.0))
     with pytest.raises(ValueError, match="refused 5 of 5 data sets"):
         calibrate(KEY, engine, 5, progress_bar=False)
-
-
-def test_p_values_of_null_runs_are_not_small():
-    """Ranks of independent uniforms in place of runs: at most a few of 150 below .05."""
-    rng = np.random.default_rng(0)
-    p = [Calibration({"a": rng.uniform(size=(60, 2))}, rng.uniform(size=60), {}).p_value for _ in range(150)]
-    assert np.mean(np.array(p) < 0.05) < 0.05 + 4 * np.sqrt(0.05 * 0.95 / 150)
 
 
 def test_calibration_in_arviz_and_in_print(exact, capsys):
@@ -498,20 +461,11 @@ def test_check_runs_all_and_says_what_to_do_next(exact, capsys):
     assert "not flagged" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "call, sentence",
-    [
-        (lambda e: calibrate(KEY, e, 1), "`num_datasets` must be at least 2; got 1"),
-        (lambda e: predictive_check(KEY, e, 0), "`num_draws` must be at least 1; got 0"),
-        (lambda e: misspecification_test(np.zeros((20, 2)), np.zeros(3)), r"got shapes \(20, 2\) and \(3,\)"),
-        (lambda e: e.run(KEY, np.zeros(2)) or calibrate(KEY, e, 5), "keyword arguments named like its sites"),
-    ],
-)
-def test_bad_input_gets_a_sentence(call, sentence):
+def test_data_that_were_given_by_position_cannot_be_replaced():
     engine = Conjugate()
-    engine.run(KEY, x=np.zeros(2))
-    with pytest.raises(ValueError, match=sentence):
-        call(engine)
+    engine.run(KEY, np.zeros(2))
+    with pytest.raises(ValueError, match="keyword arguments named like its sites"):
+        calibrate(KEY, engine, 5)
 
 
 def test_the_observation_of_an_engine_is_compared_with_its_prior_draws(rng):

@@ -10,10 +10,9 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme.diagnostics import calibrate, check, predictive_check
+from numpyro_kme.diagnostics import calibrate, predictive_check
 from numpyro_kme.engines import Engine, Posterior
-from numpyro_kme.simulations import Penalise, Retry, SimulationError
-from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.simulations import Retry, SimulationError
 
 KEY = jax.random.key(0)
 LIMIT, LONG = 0.2, 5.0
@@ -103,30 +102,6 @@ def test_predictions_are_repeated_where_the_engine_repeats(engine, fault):
     engine.on_failure = Retry(times=4)
     again = sum(predictive_check(KEY, engine, 60).failures.values())
     assert again < 0.5 * once
-
-
-@pytest.mark.parametrize("policy", ["raise", "skip", Penalise(1e3), Retry(times=2)])
-def test_the_plan_of_the_engine_without_its_store(engine, policy, tmp_path, monkeypatch):
-    """Also of one with simulations that were given, which are those of other parameters."""
-    plans = []
-
-    def spy(of):
-        def spied(plan, *args):
-            plans.append(plan)
-            return of(replace(plan, executor=None), *args)
-
-        return spied
-
-    for name in ("simulate", "simulate_at"):
-        monkeypatch.setattr(Plan, name, spy(getattr(Plan, name)))
-    engine.executor, engine.on_failure, engine.store, engine.version = 7, policy, tmp_path / "sims", 3
-    check(KEY, engine, 10, num_draws=10, progress_bar=False)
-    engine.store, engine.simulations = None, engine.posterior.simulations
-    calibrate(KEY, engine, 10, num_draws=10, progress_bar=False)
-    assert len(plans) == 3 and not any(tmp_path.iterdir())
-    for plan in plans:
-        assert (plan.executor, plan.timeout, plan.store, plan.simulations) == (7, LIMIT, None, None)
-        assert plan.on_failure == (Retry(times=2, then="skip") if isinstance(policy, Retry) else "skip")
 
 
 def test_an_engine_without_settings_of_a_plan_simulates_here():

@@ -7,7 +7,6 @@ import pytest
 
 from numpyro_kme import kernels as K
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
-from numpyro_kme.embeddings.mmd import squared_mmd
 
 
 def gram(x, y, l=0.8):
@@ -37,14 +36,6 @@ def test_inner_product_with_a_function_of_the_space_is_its_expectation(rng):
 
 @pytest.mark.smoke
 @pytest.mark.x64
-def test_uniform_weights_give_the_biased_mmd(rng):
-    x, y = rng.normal(size=(6, 2)), rng.normal(size=(4, 2))
-    mu, nu = MeanEmbedding(K.Laplace(1.0), x), MeanEmbedding(K.Laplace(1.0), y)
-    expected = squared_mmd(K.Laplace(1.0), x, y, unbiased=False)
-    np.testing.assert_allclose(mu.squared_distance(nu), expected, rtol=1e-10)
-
-
-@pytest.mark.x64
 def test_embeddings_are_pytrees(rng):
     x, t = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
     evaluate = jax.jit(lambda mu, t: mu(t))
@@ -71,20 +62,6 @@ def fitted():
     values = np.stack([np.sin(inputs[:, 0]), inputs[:, 1] ** 2], axis=1)
     lam = 1e-2
     return inputs, theta, values, lam, ConditionalMeanEmbedding.fit(K.Gaussian(0.8), inputs, lam)
-
-
-@pytest.mark.x64
-def test_conditional_embedding_is_the_mean_of_a_gaussian_process(fitted):
-    tinygp = pytest.importorskip("tinygp")
-    inputs, theta, values, lam, embedding = fitted
-
-    @jax.jit
-    def mean(column):
-        process = tinygp.GaussianProcess(tinygp.kernels.ExpSquared(), inputs / 0.8, diag=40 * lam)
-        return process.condition(column, theta / 0.8).gp.loc
-
-    expected = [mean(column) for column in values.T]
-    np.testing.assert_allclose(embedding.expectation(values, theta), np.stack(expected, axis=1), rtol=1e-8)
 
 
 def test_conditional_embedding_is_kernel_ridge_regression(fitted):

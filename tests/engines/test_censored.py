@@ -176,8 +176,6 @@ def test_simulations_made_elsewhere_keep_what_is_not_recorded():
     assert len(Simulations.from_arviz(problem, source)) == np.isfinite(x).all(axis=1).sum()
     with pytest.raises(ValueError, match=r"`x` has \d+ entries .*not finite.*`missing=SimulatedMissing\(\)`"):
         Simulations.from_table(theta[:, None], x)
-    with pytest.raises(ValueError, match=r"`x` has \d+ entries .*not finite.*`missing=SimulatedMissing\(\)`"):
-        Simulations.from_latents(problem, {"theta": theta}, x)
     x[0, 0] = np.inf
     with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
         Simulations.from_table(theta[:, None], x, **how)

@@ -37,7 +37,6 @@ from numpyro_kme.engines import (
     Posterior,
     WeightedPosterior,
 )
-from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -447,15 +446,6 @@ def test_another_setting_makes_another_engine_and_run_checks_it(name, fitted):
     setattr(engine, number, 0)
     with pytest.raises(ValueError, match=f"`{number}` must be"):
         engine.run(KEY, **OBSERVED[ROWS[name].model])
-
-
-def test_what_fails_while_refining_leaves_the_engine_as_it_was(fitted, states, monkeypatch):
-    engine = copy.copy(fitted("KELFI"))
-    with monkeypatch.context() as patch:
-        patch.setattr(LearntLikelihoods, "reported", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            engine.refine(OTHER, {"theta": np.linspace(-1.0, 1.0, 20)})
-    assert_same(ROWS["KELFI"].state(engine), states("KELFI"))
 
 
 def in_a_new_process(path):

@@ -1,4 +1,4 @@
-"""Covariates along plates: exact posteriors, rows that are thinned, covariates beyond, constant or not known."""
+"""Covariates along plates: exact posteriors, covariates beyond, constant or not known."""
 
 import jax
 import numpy as np
@@ -8,7 +8,6 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 import numpyro_kme as kme
-from numpyro_kme.engines.learnt_likelihoods import some_calls, training_table
 from numpyro_kme.models import Problem
 from numpyro_kme.simulations import simulate
 
@@ -107,26 +106,3 @@ def test_simulations_at_covariates_of_the_users_choice():
     engine.run(KEY, ones, y=Y)
     mean, sd = conjugate(ones, Y)
     assert abs(engine.get_samples()["slope"].mean() - mean) < 0.4 * sd
-
-
-def test_rows_pair_each_output_with_its_own_covariate_and_are_drawn_evenly():
-    exact = Problem.read(exactly, X)
-    simulations = simulate(KEY, exact, 900)
-    theta, x = training_table(KEY, simulations, exact, "y", 2000)
-    assert theta.shape == (1800, 2)
-    np.testing.assert_allclose(x, theta[:, 0] * theta[:, 1], rtol=1e-5, atol=1e-6)
-    counts = np.array([np.sum(np.isclose(theta[:, 1], one)) for one in X])
-    assert counts.sum() == 1800
-    assert np.abs(counts - 225).max() < 5 * np.sqrt(225)
-    chosen = some_calls(KEY, 10, 4, 30).reshape(10, 3)
-    assert all(len(set(row)) == 3 and set(row // 4) == {j} for j, row in enumerate(chosen))
-
-
-def product(rng_key, slope, x):
-    return slope * x
-
-
-def exactly(x, y=None):
-    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-    with numpyro.plate("trials", len(x)):
-        numpyro.sample("y", kme.Simulator(product, slope, x, event_dims=0), obs=y)

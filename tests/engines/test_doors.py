@@ -221,7 +221,6 @@ PRIORS = [
         (1.2,),
     ),
     Prior("Gamma", one(dist.Gamma(3.0, 2.0)), scalar(lambda rng, m: rng.gamma(3.0, 0.5, m)), 0.4, (2.4,)),
-    Prior("Beta", one(dist.Beta(2.0, 3.0)), scalar(lambda rng, m: rng.beta(2.0, 3.0, m)), 0.1, (0.6,)),
     Prior("HalfCauchy", one(dist.HalfCauchy(1.0)), scalar(lambda rng, m: np.abs(rng.standard_cauchy(m))), 0.4, (2.0,)),
     Prior(
         "Dirichlet",
@@ -339,10 +338,8 @@ DEFAULT = {
     "hierarchical": "RejectionABC",
     "improper": "RejectionABC",
 }
-"""The engine that the default suite runs with each prior: those that compile more have the plainer priors."""
-
-LIKE_ANOTHER = {"Beta", "LKJ", "MixtureGeneral"}
-"""Priors that the default suite leaves out: as Dirichlet, as the product of a factor, and as a mixture that it has."""
+"""The engine that the default suite runs with each prior: those that compile more have the plainer priors.
+LKJ and MixtureGeneral, much as another prior here, are slow with all."""
 
 REFUSED = {("improper", engine): r"prior of 'theta' is improper \(ImproperUniform\)" for engine in ENGINES}
 TABLE = [
@@ -378,7 +375,3 @@ def test_door(prior, name):
             run(prior, name)
     else:
         ENGINES[name].judge(prior, run(prior, name))
-
-
-def test_the_default_suite_opens_every_door_once():
-    assert set(DEFAULT) == {prior.name for prior in PRIORS} - LIKE_ANOTHER and set(DEFAULT.values()) == set(ENGINES)

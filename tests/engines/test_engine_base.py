@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpyro.diagnostics import summary
 
-import numpyro_kme as kme
 from numpyro_kme._core import arviz
 from numpyro_kme.engines import Engine, Posterior
 
@@ -97,23 +96,9 @@ def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):
     np.testing.assert_array_equal(again["weighted_posterior"]["weight"].values, np.full((1, 5), 0.2))
 
 
-def test_arviz_reads_it(engine):
-    summary = az.summary(engine.to_inference_data())
-    np.testing.assert_allclose(
-        summary["mean"].astype(float).to_numpy()[1:], engine.get_samples()["b"].mean(0), atol=0.06
-    )
-
-
 def test_wrong_event_names_are_explained():
     with pytest.raises(ValueError, match=r"`b` has shape \(1, 4, 2\).*one name for each event dimension"):
         arviz.to_inference_data({"posterior": {"b": np.zeros((1, 4, 2))}}, dims={"b": ["u", "v"]})
-
-
-@pytest.mark.parametrize("engine", [kme.KELFI, kme.KernelRecursiveABC])
-def test_a_setting_that_is_changed_counts_in_the_next_run(engine):
-    engine = engine(model=lambda: None, num_simulations=200_000)
-    engine.num_simulations = 300_000
-    assert engine.plan.num_simulations == 300_000
 
 
 def test_what_a_run_found_is_no_part_of_what_an_engine_looks_like():

@@ -54,16 +54,6 @@ def test_they_serve_where_they_do_not(engine, elsewhere):
     assert abs(found.get_samples()["theta"].mean() - 0.32) < 0.1
 
 
-def test_simulations_from_the_prior_are_taken(elsewhere):
-    """N(0.8, 1) prior: the posterior at 0.4 has the mean (0.8 + 4 x 0.4) / 5; the nearest fifth of 400 blur it."""
-    engine = kme.RejectionABC(lambda x: model(x, location=0.8), simulations=elsewhere, quantile=0.2)
-    engine.run(KEY, np.array([0.4]))
-    assert (
-        engine.posterior.simulations is elsewhere
-        and abs(engine.posterior.expectation(lambda sites: sites["theta"]) - 0.48) < 0.3
-    )
-
-
 @pytest.mark.parametrize("engine", ["KELFI", "RejectionABC"])
 def test_counts_cannot_be_fractions(engine):
     with pytest.raises(ValueError, match=r"The observation at 'x' holds 2\.5, and its simulator `counted` gives whole"):

@@ -15,7 +15,6 @@ from numpyro_kme import diagnostics
 from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.published.leave_one_out import MarginalLikelihood
-from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.simulations import Simulations
 
 KEY = jax.random.key(3)
@@ -91,13 +90,9 @@ def test_a_third_of_the_entries_missing(kelfi, capsys):
     assert "missing at random" in " ".join(capsys.readouterr().out.split())
 
 
-def test_condition_on_other_patterns_learns_each_once(kelfi, monkeypatch):
-    calls, learn = [], ResidualKernelMeans.dependence
-    monkeypatch.setattr(ResidualKernelMeans, "dependence", lambda *args: calls.append(args) or learn(*args))
+def test_condition_on_other_patterns(kelfi):
     for x in (np.where(np.arange(6) < 2, np.nan, Y), np.where(np.isnan(Y), 0.1, Y), Y, Y - 0.5):
         close(kelfi.condition(KEY, x=x).samples["theta"], exact(x), ERROR)
-    # the first is new, for all simulations and for half, the second lacks nothing, and the others are as in `run`
-    assert len(calls) == 2
 
 
 def test_what_a_posterior_offers(kelfi):
@@ -283,30 +278,6 @@ def test_nuts_refuses_missing_entries_that_jax_traces(kelfi):
 def test_no_data_along_a_plate():
     with pytest.raises(ValueError, match=r"size of plate.*pass at least one number along each plate"):
         kme.KELFI(draws, progress_bar=False).run(KEY, x=np.zeros((0, 6)), size=0)
-
-
-def weeks(rng_key, log_rate, log_onset):
-    """Log-normal reports of a deterministic epidemic (susceptible, exposed, infectious, recovered), 40 weeks."""
-    return expected(log_rate, log_onset) + 0.3 * jax.random.normal(rng_key, (40,))
-
-
-def expected(log_rate, log_onset):
-    """Log of reported new cases of each week."""
-
-    def day(state, _):
-        s, e, i, new = state
-        infected, ill, well = jnp.exp(log_rate) * s * i / 1e5, e / 4.0, i / 5.0
-        return (s - infected, e + infected - ill, i + ill - well, new + ill), new + ill
-
-    start = (1e5 - jnp.exp(log_onset), jnp.exp(log_onset), 0.0, 0.0)
-    _, total = jax.lax.scan(day, start, None, length=280)
-    return jnp.log(jnp.diff(total[6::7], prepend=0.0) + 1.0)
-
-
-def epidemic(x=None):
-    log_rate = numpyro.sample("log_rate", dist.Normal(-1.0, 0.2))
-    log_onset = numpyro.sample("log_onset", dist.Normal(3.0, 1.0))
-    numpyro.sample("x", kme.Simulator(weeks, log_rate, log_onset), obs=x)
 
 
 def test_entries_that_a_masked_array_masks_are_missing(kelfi):

@@ -8,7 +8,6 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from numpyro.infer.util import log_density
 
 import numpyro_kme as kme
 
@@ -209,26 +208,6 @@ def test_a_penalty_that_outputs_cannot_hold_is_refused(value, kinds):
         kme.simulate(KEY, black_box(noisy, **kinds), 5, on_failure=kme.Penalise(value), progress_bar=False)
 
 
-@pytest.mark.parametrize("wrapped", [lambda fn: fn, jax.jit])
-def test_noise_of_numpy_in_a_simulator_of_jax_is_refused(wrapped):
-    """It is drawn once, while JAX traces the simulator."""
-
-    @wrapped
-    def frozen(rng_key, theta):
-        return theta + jnp.asarray(np.random.default_rng().normal(size=2)).mean()
-
-    @wrapped
-    def without_noise(rng_key, theta):
-        return jax.nn.softplus(theta) + jnp.asarray(np.ones(2)).mean()
-
-    def of(fn):
-        return lambda x: numpyro.sample("x", kme.Simulator(fn, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
-
-    with pytest.raises(ValueError, match="`frozen` draws random numbers of NumPy, which JAX would keep"):
-        kme.Problem.read(of(frozen), 1.0)
-    kme.Problem.read(of(without_noise), 1.0)
-
-
 def test_calibration_of_a_model_that_changes_its_data():
     def halved(x=None):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
@@ -257,23 +236,6 @@ def fitted():
     rng = np.random.default_rng(0)
     theta = rng.normal(size=(60, 1))
     return kme.fit_likelihood(theta, theta[:, 0] + 0.5 * rng.normal(size=60))
-
-
-@pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_groups_with_trials_in_a_sample_site(fitted, groups):
-    """A group's parameter of shape (groups, 1) belongs to the outer plate, however many trials there are."""
-
-    def grouped(x):
-        with numpyro.plate("groups", groups, dim=-2):
-            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-            with numpyro.plate("trials", 3, dim=-1):
-                numpyro.sample("x", kme.KernelMeansLikelihood(fitted, theta), obs=x)
-
-    x = np.random.default_rng(1).normal(size=(groups, 3)).astype(np.float32)
-    theta = np.linspace(-1.0, 1.0, groups, dtype=np.float32)[:, None]
-    found = log_density(grouped, (x,), {}, {"theta": theta})[0]
-    expected = sum(float(fitted(theta[i, 0]).log_prob(x[i, j])) for i in range(groups) for j in range(3))
-    assert np.isclose(found, expected + dist.Normal(0.0, 1.0).log_prob(theta).sum(), rtol=1e-5)
 
 
 def test_groups_with_trials_outside_of_plates_are_told_apart(fitted):
@@ -310,11 +272,3 @@ def test_the_bootstrap_says_what_failed():
     engine = kme.PosteriorBootstrap(model, progress_bar=False)
     with pytest.raises(ValueError, match=r"The model `model` failed .* unexpected keyword argument 'y'"):
         engine.run(KEY, y=1.0)
-
-    def iid(x):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        with numpyro.plate("n", len(x)):
-            numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
-
-    with pytest.raises(ValueError, match="1 of the 3 points of the observation at 'x' have NaN"):
-        kme.PosteriorBootstrap(iid, progress_bar=False).run(KEY, np.ma.array(Z, mask=[False, True, False]))

@@ -8,7 +8,7 @@ import pytest
 
 import numpyro_kme as kme
 from numpyro_kme import Simulator, simulate
-from numpyro_kme.kernels import EmpiricalMeasureRule, Gaussian, WithLength, pad
+from numpyro_kme.kernels import EmpiricalMeasureRule, Gaussian, pad
 from numpyro_kme.losses import Wasserstein
 
 LONGEST = 20
@@ -46,7 +46,7 @@ def difference_of_means(a, b):
 @pytest.mark.parametrize(
     ("engine", "settings"),
     [
-        pytest.param(kme.KernelABC, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow),  # weights: below
+        (kme.KernelABC, {"kernel": EmpiricalMeasureRule()}),
         pytest.param(kme.KernelBayes, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow),
         (kme.DistributionRegressionABC, {"kernel": EmpiricalMeasureRule(multiple=4.0)}),
         (kme.RejectionABC, {"discrepancy": difference_of_means, "quantile": 0.1}),
@@ -63,22 +63,6 @@ def test_posteriors_of_two_lengths(made, engine, settings):
         found = posterior.expectation(lambda draws: draws["mu"])
         assert abs(found - mean) < 1.2 * deviation
         assert 0.4 < posterior.get_samples()["mu"].std() / deviation < 2.2
-
-
-def test_weights_are_those_of_the_kernel_times_one_on_lengths():
-    number = 200
-    made = simulate(jax.random.key(1), model, number, progress_bar=False)
-    settings = {"kernel": EmpiricalMeasureRule(), "regularisation": 0.01, "progress_bar": False}
-    run = kme.KernelABC(model, number, simulations=made, **settings)
-    run.run(jax.random.key(0), x=OBSERVED)
-    kernel = run.method.fitted.right.kernel
-    assert isinstance(kernel, WithLength)
-    padded = np.stack([pad(OBSERVED, LONGEST)])
-    gram = np.asarray(kernel.gram(kernel.points(np.asarray(made.x["x"]))), np.float64)
-    near = np.asarray(kernel.gram(kernel.points(padded), kernel.points(np.asarray(made.x["x"]))), np.float64)
-    expected = np.linalg.solve(gram + number * 0.01 * np.eye(number), near.T).T
-    expected = expected[0] / expected.sum()
-    np.testing.assert_allclose(run.posterior.weights, expected, atol=1e-3 * np.abs(expected).max())
 
 
 def test_recursive_abc_closes_in_on_the_mean():

@@ -5,10 +5,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import scipy
 
 from numpyro_kme import KELFI, KernelABC, KernelMeans, Simulator
-from numpyro_kme.kernels import Gaussian, GaussianProcessPath, WithLength, lengths, pad
+from numpyro_kme.kernels import Gaussian, GaussianProcessPath, WithLength
 from numpyro_kme.likelihoods import KernelStatistics
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 
@@ -57,34 +56,6 @@ def test_posteriors_of_paths_of_several_lengths(kelfi):
         mean, deviation = exact(x)
         assert abs(draws.mean() - mean) < 1.2 * deviation
         assert 0.7 < draws.std() / deviation < 2.5
-
-
-def log_kernel(y, x):
-    """Log of the joint normal density of both paths over that of the second."""
-
-    def log_normal(rows):
-        covariance = np.exp(-0.5 * np.square(np.subtract.outer(rows[:, 0], rows[:, 0]) / 2.0)) + 0.0625 * np.eye(
-            len(rows)
-        )
-        return scipy.stats.multivariate_normal(np.zeros(len(rows)), covariance).logpdf(rows[:, 1])
-
-    return log_normal(np.concatenate([y, x])) - log_normal(x)
-
-
-def test_likelihood_against_normal_densities_and_a_solve(kelfi):
-    """`kappa(y)' (L + m lam I)^-1 l(z)`, with a kernel on log lengths beside that on paths."""
-    learnt = kelfi.likelihoods["x"].surrogate
-    x = [row[:n] for row, n in zip(*(f(kelfi.posterior.simulations.x["x"]) for f in (np.asarray, lengths)))]
-    z, y = np.asarray(learnt.z), path(np.random.default_rng(5), -0.4, 6)
-    kappa = np.array([log_kernel(y, one) - 2.0 * np.log(len(one) / 6) ** 2 for one in x])
-    gram = np.exp(-0.5 * scipy.spatial.distance.cdist(z / BETA, z / BETA, "sqeuclidean"))
-    at, given = learnt.at(learnt.point(pad(y, LONGEST))), np.array([[-0.4], [0.3]])
-    near = np.exp(-0.5 * scipy.spatial.distance.cdist(z / BETA, given / BETA, "sqeuclidean"))
-    weights = np.linalg.solve(gram + len(z) * RIDGE * np.eye(len(z)), np.exp(kappa - kappa.max()))
-    expected = weights @ near
-    sign, log_size = zip(*(at.signed_log(row) for row in given))
-    np.testing.assert_array_equal(sign, np.sign(expected))
-    np.testing.assert_allclose(log_size, kappa.max() + np.log(np.abs(expected)), atol=2e-3)
 
 
 def test_a_kernel_that_does_not_see_lengths_is_refused():

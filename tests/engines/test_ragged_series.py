@@ -13,19 +13,6 @@ from numpyro_kme.likelihoods import KernelStatistics
 LONGEST, NOISE = 12, 0.5
 
 
-def path(rng, drift, n):
-    return np.cumsum(drift + NOISE * rng.normal(size=n))
-
-
-def growth(rng, drift):
-    return path(rng, drift, rng.integers(4, LONGEST + 1))
-
-
-def model(x=None):
-    drift = numpyro.sample("drift", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", Simulator(growth, drift, shape=LONGEST, dtype=float, ragged=True), obs=x)
-
-
 TIMES = np.arange(1, LONGEST + 1) / 4.0
 
 

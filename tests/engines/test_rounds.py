@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 import numpyro_kme as kme
-from numpyro_kme.engines import rounds as rounds_of
 
 FAR, NOISE = 2.0, 0.1
 EXACT = stats.norm(FAR / (1 + NOISE**2), NOISE / np.sqrt(1 + NOISE**2))
@@ -149,25 +148,6 @@ def test_from_variance_goes_where_the_surrogate_is_unsure():
     assert len(np.unique(chosen)) == 50 and np.mean(np.abs(chosen)) > 0.7
 
 
-def test_how_far_a_posterior_moved(rng):
-    a = rng.normal(size=(2000, 2))
-    assert rounds_of.moved({"a": a}, {"a": a}) == 0.0
-    assert rounds_of.moved({"a": a}, {"a": a + np.array([0.0, 1.5])}) == pytest.approx(1.5, rel=0.1)
-    assert rounds_of.moved({"a": a}, {"a": a * np.array([1.0, 4.0])}) == pytest.approx(np.log(4.0), abs=0.1)
-    assert rounds_of.moved({"a": a}, {"a": 0.1 * a}) == pytest.approx(np.log(10.0), abs=0.7)
-    assert 100.0 < rounds_of.moved({"a": 0.0 * a}, {"a": a}) < np.inf  # from one point
-
-
-def test_rounds_are_described():
-    assert rounds_of.described([(60, 0.0)]) == ""
-    assert rounds_of.described([(20, 0.0), (20, 1.5)]) == "simulations 20, 20; the posterior moved by 1.5 sd"
-
-
-@pytest.mark.parametrize("total, rounds, sizes", [(10, 3, [4, 3, 3]), (9, 3, [3, 3, 3]), (7, 1, [7])])
-def test_sizes_add_up(total, rounds, sizes):
-    assert rounds_of.sizes(total, rounds) == sizes
-
-
 def test_bad_settings_are_refused():
     for settings, named in [
         (dict(num_rounds=0), "num_rounds"),
@@ -181,14 +161,3 @@ def test_bad_settings_are_refused():
         kme.FromPosterior(power=0.0)
     with pytest.raises(ValueError, match="same model"):
         BANK.joined(kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)), site="other"))
-
-
-def test_numbers_that_do_not_vary_say_nothing_about_the_width_of_a_posterior(rng):
-    """A correlation matrix has a diagonal of ones, with the rounding of float32."""
-    r = rng.uniform(-0.9, 0.9, 400)
-    prior = np.array([[1.0, 0.0], [0.0, 1.0]]) + r[:, None, None] * np.array([[0.0, 1.0], [1.0, 0.0]])
-    draws = prior[:100] * (1.0 + 1e-8 * rng.normal(size=(100, 1, 1)))
-    assert not rounds_of.is_narrow({"corr": draws}, {"corr": prior})
-    assert rounds_of.is_narrow({"corr": np.where(np.eye(2), 1.0, 0.3 * draws)}, {"corr": prior})
-    same = np.where(np.eye(2), 1.0 + 1e-9, draws)
-    assert rounds_of.moved({"corr": draws}, {"corr": same}) < 1e-6

@@ -6,7 +6,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy import stats
 from scipy.spatial.distance import cdist, pdist
 
 import numpyro_kme as kme
@@ -135,46 +134,6 @@ def test_kernel_abc_meets_the_exact_posterior(kernel_abc):
     np.testing.assert_allclose(kernel_abc.posterior.mode()["theta"], MEAN, atol=0.35 * SD)
 
 
-def test_condition_solves_again_with_the_same_simulations(kernel_abc, bank):
-    engine = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
-    engine.run(KEY, x=-X)
-    posterior = engine.condition(KEY, x=X)
-    np.testing.assert_array_equal(posterior.get_weights()["weight"], kernel_abc.posterior.get_weights()["weight"])
-    np.testing.assert_array_equal(posterior.to_inference_data()["observed_data"]["x"].values, X)
-
-
-def test_arviz_keeps_the_weighted_set(kernel_abc):
-    idata = kernel_abc.to_inference_data()
-    weighted = idata["weighted_posterior"]
-    assert weighted["theta"].shape == weighted["weight"].shape == (1, 500)
-    np.testing.assert_allclose(weighted["weight"].values.sum(), 1.0, rtol=1e-12)
-    assert idata["posterior"]["theta"].shape == (1, 1000) and idata["prior_predictive"]["x"].shape == (
-        1,
-        500,
-        1,
-    )
-
-
-def test_kernel_bayes_takes_simulations_from_elsewhere(rng):
-    """Simulations about 0 with sd 1.5 under a prior about 0.3 with sd 0.6: the posterior of the prior."""
-
-    def model(x=None):
-        theta = numpyro.sample("theta", dist.Normal(0.3, 0.6))
-        numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
-
-    theta = 1.5 * rng.normal(size=500)
-    elsewhere = kme.Simulations.from_table(theta[:, None], (theta + NOISE * rng.normal(size=500))[:, None])
-    engine = kme.KernelBayes(model, simulations=elsewhere)
-    engine.run(KEY, x=np.array([0.5]))
-    seen = np.linspace(-0.5, 1.2, 12)
-    many = engine.condition_many(KEY, {"x": seen[:, None]})
-    means = many.expectation(lambda sites: sites["theta"])
-    gain, without = 0.36 / (0.36 + NOISE**2), 2.25 / (2.25 + NOISE**2) * seen
-    exact = 0.3 + gain * (seen - 0.3)
-    assert np.mean((means - exact) ** 2) < 0.35 * np.mean((without - exact) ** 2)
-    np.testing.assert_allclose(engine.posterior.get_weights()["theta"], theta, atol=1e-6)
-
-
 def test_kernel_bayes_with_a_weighted_prior(bank):
     """Signed weights of another engine as the prior: draws that carry them; the posterior of two observations."""
     first = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
@@ -292,25 +251,6 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
         make(conjugate, length_scale=rule, **given)
 
 
-@pytest.mark.x64
-@pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
-def test_k2abc_by_a_double_loop(sets, rng):
-    y = 0.5 + rng.normal(size=20)
-    engine = kme.K2ABC(
-        iid, simulations=sets, estimator=kme.embeddings.Quadratic(kme.kernels.Gaussian(0.9)), epsilon=0.05
-    )
-    engine.run(KEY, x=y)
-    x = np.asarray(sets.x["x"], np.float64)[:40]
-
-    def mean(a, b, same):
-        gram = gaussian(a, b, 0.9)
-        return (gram.sum() - len(a)) / (len(a) * (len(a) - 1)) if same else gram.mean()
-
-    squared = np.array([mean(one, one, True) + mean(y, y, True) - 2 * mean(one, y, False) for one in x])
-    ratio = engine.posterior.get_weights()["weight"][:40] / np.exp(-squared / 0.05)
-    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["linear", pytest.param("fourier", marks=pytest.mark.slow)])
 def test_k2abc_with_cheaper_estimators(name, rng, wide_sets):
     y = 3.0 + rng.normal(size=200)
@@ -378,39 +318,6 @@ def test_rejection_sees_numbers_that_are_mostly_equal(rng):
     threshold = kme.RejectionABC(model, simulations=rare, threshold=3.0)
     with pytest.raises(RuntimeError, match="all 400 simulations are zero"):
         threshold.run(KEY, x=np.array([0.0, 1.0, 9.0]))
-
-
-def test_rejection_by_the_wasserstein_distance(sets, rng):
-    """The loss itself as a discrepancy, with data sets of one size: SciPy's distance, and its accepted simulations."""
-    y = 0.5 + rng.normal(size=20)
-    x = np.asarray(sets.x["x"])
-    distance = np.array([stats.wasserstein_distance(one, y) for one in x])
-    engine = kme.RejectionABC(iid, simulations=sets, quantile=0.1, discrepancy=kme.Wasserstein(p=1.0))
-    engine.run(KEY, x=y)
-    np.testing.assert_array_equal(
-        np.flatnonzero(engine.posterior.get_weights()["weight"]), np.sort(np.argsort(distance)[: round(0.1 * len(x))])
-    )
-    assert engine.info["threshold"] == pytest.approx(np.sort(distance)[round(0.1 * len(x)) - 1], rel=1e-5)
-
-
-def test_summaries_are_predictions_without_themselves(bank):
-    kernel = kme.kernels.Gaussian(0.7)
-    engine = kme.DistributionRegressionABC(
-        conjugate, simulations=bank, kernel=kernel, regularisation=1e-3, tolerance=1e-9
-    )
-    engine.run(KEY, x=X)
-    theta, x = (np.asarray(a, np.float64).ravel() for a in (bank.latents["theta"], bank.x["x"]))
-    gram = gaussian(x, x, 0.7) + 0.5 * np.eye(500)
-    centred = theta - theta.mean()
-    rest = np.arange(500) != 3
-    predicted = gram[3, rest] @ np.linalg.solve(gram[np.ix_(rest, rest)], centred[rest]) + theta.mean()
-    np.testing.assert_allclose(engine.method.fitted.held_out[3, 0], predicted, rtol=1e-6)
-    at_y = gaussian(X, x, 0.7) @ np.linalg.solve(gram, centred) + theta.mean()
-    np.testing.assert_allclose(engine.info["summary"], at_y, rtol=1e-6)
-    expected = np.exp(-((engine.method.fitted.held_out[:, 0] - at_y) ** 2) / engine.info["epsilon"])
-    np.testing.assert_allclose(
-        engine.posterior.get_weights()["weight"], expected / expected.sum(), rtol=1e-5, atol=1e-12
-    )
 
 
 def test_distribution_regression_meets_the_exact_posterior(sets, rng):
@@ -506,14 +413,7 @@ def in_groups(x=None):
         ),
         (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
         (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),
-        (lambda bank: kme.KernelABC(conjugate), np.array([np.nan]), ValueError, "Nothing was observed"),
         (lambda bank: kme.K2ABC(conjugate, simulations=bank), X, ValueError, "compares data sets"),
-        (
-            lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, epsilon=1e-9),
-            X,
-            RuntimeError,
-            "below 10",
-        ),
     ],
 )
 def test_bad_input_gets_a_sentence(make, x, error, sentence, bank):
@@ -531,14 +431,6 @@ def test_draws_follow_signed_weights_in_four_dimensions(rng):
     mean, positive = weights @ z, np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
     assert np.abs(positive @ z - mean).max() > 0.35
     np.testing.assert_allclose(z[herded(z, weights, 400)].mean(axis=0), mean, atol=0.25)
-
-
-@pytest.mark.parametrize("dim", [1, 4])
-def test_draws_of_equal_weights_have_their_mean_and_variances(dim, rng):
-    z = rng.normal(size=(400, dim))
-    drawn = z[herded(z, np.full(400, 1 / 400), 400)]
-    np.testing.assert_allclose(drawn.mean(axis=0), z.mean(axis=0), atol=0.1)
-    assert drawn.var(axis=0).mean() == pytest.approx(z.var(axis=0).mean(), rel=0.15)
 
 
 def two_numbers(rng_key, theta):
@@ -595,5 +487,3 @@ def test_small_variances_are_not_negative_ones_and_negative_ones_may_be_small():
 def test_functions_of_the_wrong_length(kernel_abc):
     with pytest.raises(ValueError, match="must give 500 rows"):
         kernel_abc.posterior.expectation(lambda latents: latents["theta"][:3])
-    with pytest.raises(RuntimeError, match="should be called first"):
-        kme.KernelABC(conjugate).posterior.get_weights()

@@ -17,7 +17,6 @@ from scipy.stats import multivariate_normal
 
 import numpyro_kme as kme
 from numpyro_kme import kernels as K
-from numpyro_kme.kernels.gram import squared_distances
 
 pytestmark = pytest.mark.x64
 
@@ -535,40 +534,6 @@ def test_points_that_no_number_holds_in_units_of_the_length_scale_are_refused():
         K.Gaussian(1e-300).gram(np.array([[0.0, 0.0], [3e30, -4e30], [1e-3, 0.0]]))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_distances_keep_their_digits(dtype, rng):
-    """In many dimensions and far from the origin, by NumPy and by JAX; points that coincide are at distance 0."""
-    x = (rng.normal(size=(20, 500)) + 30.0).astype(dtype)
-    x[1] = x[0]
-    expected = np.sum((x[:, None].astype(float) - x[None, :10]) ** 2, axis=-1)
-    for points in (x, jnp.asarray(x)):
-        distances = np.asarray(squared_distances(points, points[:10]))
-        assert distances.dtype == dtype
-        np.testing.assert_allclose(distances, expected, rtol=1e3 * np.finfo(dtype).eps)
-        assert (distances[expected == 0] == 0).all() and (expected == 0).sum() == 12
-
-
-@pytest.mark.parametrize("dim", [3, pytest.param(40, marks=pytest.mark.slow)])
-def test_derivatives_of_distances(dim, rng):
-    x, y, dx, dy = (rng.normal(size=(n, dim)) + 50.0 for n in (4, 2, 4, 2))
-
-    @jax.jit
-    def derivatives(x, y, dx, dy):
-        def all_orders(distances):
-            def function(x):
-                return jnp.sum(jnp.sin(distances(x, y)))
-
-            return *jax.jvp(distances, (x, y), (dx, dy)), jax.grad(function)(x), jax.hessian(function)(x)
-
-        def naive(x, y):
-            return jnp.sum(jnp.square(x[:, None] - y[None]), axis=-1)
-
-        return all_orders(squared_distances), all_orders(naive)
-
-    for value, expected in zip(*derivatives(x, y, dx, dy), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-8, atol=1e-8)
-
-
 def test_energy_is_conditionally_definite_and_induces_the_same_mmd(rng):
     x = rng.normal(size=(20, 3))
     weights = rng.normal(size=20)
@@ -620,18 +585,6 @@ def test_data_sets_of_different_sizes_and_padding(rng):
     assert pair(short[0], short[0][::-1]) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_batches_hold_no_matrix_of_rows():
-    """Neither the Gram matrix between batches nor its gradient keeps all inner values between rows."""
-    batch = jax.ShapeDtypeStruct((40, 50, 2), jnp.float64)
-
-    def total(l, x):
-        return jnp.sum(K.EmpiricalMeasure(K.Gaussian(l), 0.5).gram(x))
-
-    for function in (total, jax.grad(total, argnums=(0, 1))):
-        memory = jax.jit(function).lower(1.0, batch).compile().memory_analysis()
-        assert memory.temp_size_in_bytes < 0.2 * (40 * 50) ** 2 * 8
-
-
 def test_empirical_measures_are_checked():
     kernel = K.EmpiricalMeasure(K.Gaussian(1.0), 1.0)
     with pytest.raises(ValueError, match=r"batch of data sets with shape \(count, size, dim\); got \(4, 2\)"):
@@ -656,21 +609,6 @@ def test_path_kernel_with_different_grids(rng):
     np.testing.assert_allclose(gram(kernel, (t, y), per_path), expected, rtol=1e-8)
     diagonal, own = jax.jit(lambda k: (k.diagonal((s, x)), k.gram((s, x))))(kernel)
     np.testing.assert_allclose(diagonal, np.diag(own), rtol=1e-8)
-
-
-def test_arrays_are_read_as_paths(rng):
-    """The last column is the value; places may have several coordinates, and are kept once where all share them."""
-    kernel = K.GaussianProcessPath(2.0 * K.Gaussian(0.9), 0.3)
-    for dim in (1, 2):
-        x, places = rng.normal(size=(3, 4, dim + 1)), rng.normal(size=(4, dim))
-        apart, values = kernel.points(x)
-        np.testing.assert_array_equal(np.concatenate([apart, values[..., None]], axis=2), x)
-        one = kernel.point(x[1])
-        np.testing.assert_array_equal(one[0], apart[1])
-        np.testing.assert_array_equal(one[1], values[1])
-        x[..., :-1] = places
-        np.testing.assert_array_equal(kernel.points(x)[0], places)
-        np.testing.assert_array_equal(kernel.points(x[:1])[0], places[None])
 
 
 def test_path_kernel_is_a_density_in_its_first_argument(rng):

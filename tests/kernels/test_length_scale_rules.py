@@ -8,7 +8,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer.util import log_density
 from scipy.spatial.distance import pdist
 
 import numpyro_kme as kme
@@ -81,16 +80,6 @@ def test_each_kernel_of_a_joint_distribution(x, rng):
         expected = np.median(pdist(covariates)) / 3 if given is None else 0.2
         assert float(loss.covariate_kernel.length_scale) == pytest.approx(expected, rel=1e-12)
         assert float(loss.kernel.length_scale) == pytest.approx(np.median(pdist(x[:, None])) / 3, rel=1e-12)
-
-
-@pytest.mark.slow  # the kernels of the loss are compared in test_bootstrap
-def test_generalised_posterior(x):
-    densities = []
-    for loss in (kme.MMD(length_scale=Third()), kme.MMD(Gaussian(np.median(pdist(x[:, None])) / 3)), kme.MMD()):
-        robust = kme.handlers.generalized_bayes(model, loss, weight=10.0, noise=kme.CommonNoise(100))
-        density = jax.jit(lambda mean: log_density(robust, (x,), {}, {"mean": mean})[0])  # noqa: B023
-        densities.append(float(density(0.7)))
-    assert densities[0] == pytest.approx(densities[1], rel=1e-12) and abs(densities[0] - densities[2]) > 0.1
 
 
 @pytest.mark.filterwarnings("ignore:.*the posterior is coarse")

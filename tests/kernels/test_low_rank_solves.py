@@ -7,7 +7,6 @@ import pytest
 
 from numpyro_kme import ResidualKernelMeans
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.kernels.low_rank import blocked, by_columns
 from numpyro_kme.likelihoods.fit import default_form
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
@@ -135,19 +134,3 @@ def test_the_choice_by_size():
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_columns_that_are_formed_as_needed_leave_as_little_as_lapack(rng):
-    """Of a Gram matrix: no more than the bound is left, nothing below zero, by hardly more columns."""
-    z = rng.normal(size=(300, 2))
-    gram = np.exp(-0.5 * ((z[:, None] - z[None]) ** 2).sum(-1) / 0.3**2)
-    for stop in (0.3, 1e-2, 1e-6):
-        factor, pivots = by_columns(lambda some: gram[:, some], np.ones(300), stop)
-        rest = gram - factor @ factor.T
-        assert np.diagonal(rest).max() <= stop * (1.0 + 1e-6)
-        assert np.linalg.eigvalsh(rest)[0] > -1e-10
-        assert factor.shape[1] <= 1.2 * blocked(gram, stop, 300)[0].shape[1]
-        np.testing.assert_allclose(factor @ factor[pivots].T, gram[:, pivots], atol=1e-10)
-    for stop, most, rank in ((1.0, None, 0), (1e-6, 100, 100), (1e-6, 7, 7)):
-        factor, pivots = by_columns(lambda some: gram[:, some], np.ones(300), stop, most)
-        assert factor.shape == (300, rank) and len(set(pivots)) == rank

@@ -86,16 +86,6 @@ def test_sets_of_any_length_against_double_loops(kernel, expected):
         np.testing.assert_allclose(kernel(kernel.point(x[1]), kernel.point(x[3])), expected[1, 3], rtol=1e-5)
 
 
-def test_points_may_be_read_inside_a_program():
-    gram = jax.jit(lambda x: KERNEL.gram(KERNEL.points(x), KERNEL.points(X)))
-    np.testing.assert_allclose(gram(X), EXPECTED, rtol=1e-5)
-
-
-def test_sets_of_one_length_are_read_as_before():
-    whole = RNG.normal(size=(3, 5, 2))
-    assert KERNEL.points(whole) is not None and isinstance(KERNEL.points(whole), np.ndarray)
-
-
 def test_a_kernel_on_vectors_does_not_take_them():
     assert not (KERNEL + Linear()).any_length
     with pytest.raises(ValueError, match=r"Gaussian compares arrays of one length.*EmpiricalMeasure"):

@@ -56,14 +56,6 @@ def test_a_series_whose_next_value_follows_the_last_by_a_curve(series):
     assert divergence(series.surrogate, series.coordinates) < 0.15
 
 
-def test_nothing_is_added_where_straight_lines_suffice(rng):
-    z = rng.normal(size=(400, 2))
-    u = rng.normal(size=(400, 5))
-    u[:, 1:] += 0.8 * u[:, :-1]
-    for draws in (u, u[:, :1]):
-        assert FORM.dependence(z, draws, np.zeros(draws.shape[1], bool)).decorrelation.curved is None
-
-
 @pytest.mark.x64
 def test_the_density_of_a_series_integrates_to_one(series):
     surrogate = series.surrogate

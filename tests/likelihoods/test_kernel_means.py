@@ -9,11 +9,9 @@ import tinygp
 
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, FromCallable, Gaussian, GaussianProcessPath, Laplace
-from numpyro_kme.likelihoods.base import positive_part, to_signed_log
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, log_positive_part
-from numpyro_kme.likelihoods.statistics import StatisticsTransform
+from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
 
 M, D, N = 40, 2, 3
 BETA, EPS, LAM = np.array([0.7, 1.1]), np.array([0.5, 0.3, 0.8]), 1e-3
@@ -75,21 +73,6 @@ def test_likelihood_by_hand(surrogate):
 
 
 @pytest.mark.x64
-def test_simulations_that_look_like_the_data_by_hand(surrogate):
-    """Where they are and how far they reach, which the floor of NUTS follows; widened by at most a standard deviation
-    where they are few."""
-    centre, at = np.median(X, axis=0), surrogate.at(Y)
-    scale = 1.4826 * np.median(np.abs(X - centre), axis=0)
-    s, t = np.arcsinh((X - centre) / scale), np.arcsinh((Y - centre) / scale)
-    alike = np.exp(-0.5 * squared(t[None], s, EPS)[0])
-    alike /= alike.sum()
-    np.testing.assert_allclose(at.centre, alike @ Z, rtol=1e-9)
-    weighted = np.cov(Z.T, aweights=alike, ddof=0)
-    few = D / (D + 1 / np.sum(alike**2)) * np.diag(np.minimum(BETA, 1.0) ** 2)
-    np.testing.assert_allclose(at.inverse_factor.T @ at.inverse_factor, np.linalg.inv(weighted + few), rtol=1e-9)
-
-
-@pytest.mark.x64
 def test_prediction_of_an_independent_gaussian_process(surrogate):
     """The likelihood is a predictive mean and `variance` the predictive variance, to 1e-8."""
     likelihood = surrogate.at(Y)
@@ -101,25 +84,6 @@ def test_prediction_of_an_independent_gaussian_process(surrogate):
     shift = surrogate.hyper.data_kernel.log_integral(N) - surrogate.transform.log_abs_det_jacobian(Y)
     np.testing.assert_allclose(values * np.exp(shift), mean, atol=1e-8)
     np.testing.assert_allclose(surrogate.variance(POINTS), variance, atol=1e-8)
-
-
-def test_integrates_to_the_sum_of_the_weights_in_the_data():
-    """One raw statistic: `int q(y | z) dy = 1' (L + m lam I)^-1 l(z)`, which tests every Jacobian."""
-    hyper = Hyperparameters(Gaussian(BETA), Gaussian(0.5), LAM)
-    surrogate = KernelMeans(hyperparameters=hyper).fit(Z, X[:, :1])
-    y = np.sinh(np.linspace(-9, 9, 3001))
-    slopes = np.sqrt(1 + y**2) * (18 / 3000)
-    z = jnp.asarray(POINTS[0])
-    values = jax.jit(jax.vmap(lambda y: jnp.prod(jnp.stack(to_exp(surrogate.at(y).signed_log(z))))))(
-        jnp.asarray(y)[:, None]
-    )
-    gram = np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M)
-    weights = np.linalg.solve(gram, np.exp(-0.5 * squared(Z, POINTS[:1], BETA)))[:, 0]
-    np.testing.assert_allclose(np.asarray(values) @ slopes, weights.sum(), rtol=1e-6)
-
-
-def to_exp(signed):
-    return signed[0], jnp.exp(signed[1])
 
 
 def test_nothing_underflows(surrogate):
@@ -145,42 +109,6 @@ def test_positive_version(surrogate):
             value, slope = (np.asarray(part) for part in slopes(*jax.tree.map(dtype, (likelihood, z))))
         assert slope.dtype == dtype and np.isfinite(value).all() and np.isfinite(slope).all()
         assert (np.sum(slope * (likelihood.centre - z), axis=1) > 0).all()
-
-
-part_and_slopes = jax.jit(jax.value_and_grad(log_positive_part, argnums=(0, 1)))
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("value", [1.0, 1e-3, 0.0, -1e-3, -2.0])
-@pytest.mark.parametrize("floor", [1e-2, 1e-9])
-def test_positive_part(value, floor):
-    expected = (
-        0.5 * (value + np.sqrt(value**2 + floor**2))
-        if value >= 0
-        else 0.5 * floor**2 / (np.hypot(value, floor) - value)
-    )
-    np.testing.assert_allclose(positive_part(value, floor), 0.5 * (value + np.hypot(value, floor)), atol=1e-15)
-    log_part, (slope, _) = part_and_slopes(value, np.log(floor))
-    np.testing.assert_allclose(log_part, np.log(expected), rtol=1e-10)
-    np.testing.assert_allclose(slope, 1 / np.hypot(value, floor), rtol=1e-10)
-
-
-def test_positive_part_has_no_magnitude_that_breaks_it():
-    for value in (0.0, 1e-300, -1e-300, 1.0, -1.0, 1e30):
-        for log_floor in (-1e4, -100.0, 0.0):
-            found, slopes = part_and_slopes(value, log_floor)
-            assert np.isfinite(found) and np.isfinite(slopes[1])
-    for value in (0.0, -1.0, 2.5):
-        sign, log_size = to_signed_log(np.float64(value), 3.0)
-        with np.errstate(divide="ignore"):
-            assert sign == np.sign(value) and log_size == np.log(np.abs(value)) + 3.0
-
-
-def test_traced_observation(surrogate):
-    """A traced observation gives what a concrete one does; a concrete one may be prepared inside a traced function."""
-    expected = surrogate.at(Y).log_density(Z[0])
-    np.testing.assert_allclose(jax.jit(lambda y: surrogate.at(y).log_density(Z[0]))(Y), expected, rtol=1e-6)
-    np.testing.assert_allclose(jax.jit(lambda z: surrogate.at(Y).log_density(z))(Z[0]), expected, rtol=1e-6)
 
 
 def test_sessions_in_single_precision():
@@ -294,22 +222,3 @@ def test_other_data_kernels():
     for whole in (empirical, series):
         with pytest.raises(ValueError, match="The held-out drop needs statistics"):
             whole.informativeness()
-
-
-@pytest.mark.x64
-def test_statistics_transform():
-    x = np.c_[X, RNG.poisson(0.1, M), np.full(M, 3.0)]
-    x[5, 0] = 1e30
-    with pytest.warns(UserWarning, match=r"\[4\] are constant"):
-        transform = StatisticsTransform.fit(x)
-    s = np.asarray(transform.forward(x))
-    assert transform.kept == (0, 1, 2, 3) and np.isfinite(s).all() and np.abs(s).max() < 80
-    np.testing.assert_allclose(transform.inverse(s), x[:, :4], rtol=1e-9, atol=1e-12)
-    clean = StatisticsTransform.fit(X)
-    assert abs(s[6, 0] - float(clean.forward(X)[6, 0])) < 0.3
-    slopes = jax.jacfwd(transform.forward)(jnp.asarray(x[0]))[:, :4]
-    np.testing.assert_allclose(transform.log_abs_det_jacobian(x[0]), np.linalg.slogdet(slopes)[1], rtol=1e-12)
-    log_slope = transform.log_abs_det_jacobian(x[5])
-    others = np.sum(-0.5 * np.log1p(np.sinh(s[5, 1:]) ** 2)) - np.sum(np.log(transform.scale))
-    np.testing.assert_allclose(log_slope, others - np.log(1e30 / transform.scale[0]), rtol=1e-9)
-    assert np.all(np.diff(np.asarray(transform.forward(np.linspace(-9, 9, 50)[:, None] * np.ones(5)))[:, 0]) > 0)

@@ -130,20 +130,6 @@ def test_published_objective_differs_and_spikes(simulated):
     assert published.hyper.data_kernel.length_scale[0] < 0.1
 
 
-def test_subset_and_last_steps(simulated, fitted):
-    """Most of the search on a subset, the rest on all: about the same score."""
-    sizes = []
-
-    class Noted(LeaveOneOut):
-        def value_and_gradient(self, hyper, training):
-            sizes.append(len(training.z))
-            return super().value_and_gradient(hyper, training)
-
-    quick = KernelMeans(Noted(), learner=Learner(subset=60, max_steps=48)).fit(*simulated)
-    assert set(sizes) == {60, len(simulated[0])} and sizes.count(len(simulated[0])) <= 20
-    assert quick.summary.score > fitted.summary.score - 0.05
-
-
 def test_failed_factorisations_do_not_end_the_search():
     """Duplicated parameters and bounds that allow no regularisation: the search stays where factors exist."""
     z, s = np.repeat(Z[:10], 2, axis=0), S[:20]

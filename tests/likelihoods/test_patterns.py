@@ -11,7 +11,6 @@ from numpyro_kme import KernelMeans, fit_likelihood
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.likelihoods.prepared import prepare
 from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
-from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans as Form
 
 RNG = np.random.default_rng(5)
 THETA = RNG.normal(size=(200, 2))
@@ -66,18 +65,6 @@ def test_the_published_form_is_the_integral_over_the_others():
     np.testing.assert_allclose(sign * np.exp(log_size), trapezoid(values, grid, axis=1), rtol=2e-3)
 
 
-def test_a_pattern_is_learnt_once(monkeypatch):
-    fitted, calls = fit_likelihood(THETA, X), []
-    learn = Form.dependence
-    monkeypatch.setattr(Form, "dependence", lambda *args: calls.append(args) or learn(*args))
-    first = fitted.at(LACKING).log_density(POINTS)
-    np.testing.assert_array_equal(fitted.at(LACKING).log_density(POINTS), first)
-    np.testing.assert_array_equal(fitted.at(LACKING + 0.0).log_density(POINTS), first)
-    assert len(calls) == 1
-    fitted.at(np.where(np.arange(5) == 0, np.nan, Y))
-    assert len(calls) == 2
-
-
 ROWS = np.stack([LACKING, Y, np.where(np.arange(5) == 0, np.nan, Y + 0.1), LACKING, np.full(5, np.nan), Y - 0.1])
 
 
@@ -107,16 +94,6 @@ def test_outputs_that_lack_different_entries(residual, lead, groups):
     z = residual.coordinates.table(np.stack([arguments, arguments + 0.1]))
     on_host = prepare(residual, ROWS.reshape(*lead, 5)).log_densities(z)
     np.testing.assert_allclose(on_host[0], np.reshape(expected, batch), rtol=1e-6)
-
-
-def test_outputs_that_are_masked_are_not_looked_at(residual):
-    rows, mask = ROWS.copy(), np.array([True, False, True, True, False, True])
-    rows[1, 0] = np.inf
-    found = prepare(residual, rows, mask).log_densities(POINTS)
-    expected = prepare(residual, ROWS).log_densities(POINTS)
-    np.testing.assert_allclose(found[:, mask], expected[:, mask], rtol=1e-9)
-    one = prepare(residual, ROWS[:5:3], np.array([True, True])).log_densities(POINTS)
-    np.testing.assert_allclose(np.broadcast_to(one, (50, 2)), expected[:, :5:3], rtol=1e-9)
 
 
 def test_gradients_are_finite_and_signs_are_known(residual):

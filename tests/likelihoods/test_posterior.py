@@ -1,5 +1,4 @@
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -136,26 +135,6 @@ def test_mode(case):
     assert abs(found[0] - grid[np.argmax(heights), 0]) < 0.01
     with jax.enable_x64(True):
         np.testing.assert_array_equal(posterior.mode(), found)  # whatever the session's precision
-
-
-def test_the_mode_is_not_just_the_best_particle(rng):
-    """Of a normal likelihood at 0.7 in four dimensions."""
-
-    @register
-    class Likelihood:
-        scale: float
-
-        def signed_log(self, z):
-            return np.ones(len(z)), -0.5 * np.sum(np.square((z - 0.7) / self.scale), axis=-1)
-
-    found = KernelMeansPosterior.mode(
-        SimpleNamespace(
-            likelihood=Likelihood(0.5),
-            measure=standard_normal(4),
-            _particles=SimpleNamespace(particles=rng.normal(size=(50, 4))),
-        )
-    )
-    np.testing.assert_allclose(found, 0.7 / (1.0 + 0.5**2), atol=1e-4)
 
 
 def test_adaptive_importance_sampling_of_a_posterior_much_narrower_than_the_prior():

@@ -19,7 +19,6 @@ THETA = 3.0 * RNG.normal(size=(300, 1))
 X = THETA + RNG.standard_t(1.0, size=(300, 5))
 Y, Z = np.array([0.3, 1.2, -0.4, 9.0, 0.7]), np.array([[0.1], [-0.4], [0.5]])
 GRID = np.sinh(np.linspace(-12.0, 12.0, 3001))
-value_and_slope = jax.jit(lambda density, v, z: jax.value_and_grad(density.log_density, 1)(v, z))
 log_densities = jax.jit(lambda likelihood, z: jax.vmap(likelihood.log_density)(z))
 
 

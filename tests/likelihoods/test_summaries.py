@@ -1,15 +1,12 @@
-"""Learnt summary statistics: against conditional means that are known, by brute force, and where nothing is learnt."""
+"""Learnt summary statistics: against conditional means that are known, and where nothing is learnt."""
 
 import jax
 import numpy as np
 import pytest
 
 from numpyro_kme import ResidualKernelMeans, fit_likelihood
-from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.likelihoods import OfStatistics, SelectedStatistics, SemiAutomaticStatistics
-from numpyro_kme.likelihoods.summaries.features import distribution, features
-from numpyro_kme.likelihoods.summaries.selection import cosines_of_ranks, independence_p_value, orthonormal
-from numpyro_kme.likelihoods.summaries.semi_automatic import KERNEL, relevance
+from numpyro_kme.likelihoods.summaries.features import features
 
 
 def rows(x):
@@ -88,16 +85,6 @@ def test_statistics_that_depend_on_nothing_are_left_out(distracted):
         SelectedStatistics().fit(z, np.delete(x, [7, 20, 30], axis=1), "abc")
 
 
-def test_p_values_are_uniform_under_independence():
-    rng = np.random.default_rng(11)
-    known = orthonormal(cosines_of_ranks(rng.normal(size=200)))
-    draws = [rng.standard_t(1, size=200) if i % 2 else rng.poisson(2.0, size=200) for i in range(400)]
-    p = np.array([independence_p_value(orthonormal(cosines_of_ranks(draw)), known) for draw in draws])
-    assert abs(p.mean() - 0.5) < 5 / np.sqrt(12 * 400)
-    assert abs(np.mean(p < 0.1) - 0.1) < 5 * np.sqrt(0.09 / 400)
-    assert independence_p_value(orthonormal(cosines_of_ranks(np.ones(200))), known) == 1.0
-
-
 def test_a_likelihood_of_learnt_statistics_is_that_of_their_table(linear):
     z, x, new = linear[0][:150], linear[1][:150], linear[2]
     fitted = fit_likelihood(z, x, form=OfStatistics(SemiAutomaticStatistics(), ResidualKernelMeans()))
@@ -128,37 +115,6 @@ def test_statistics_that_are_kept_may_be_missing(distracted):
     np.testing.assert_allclose(fitted.at(y).log_density(z[:5]), alone)
 
 
-def has(found, values):
-    """Whether each of some values is among the features of an output."""
-    return all(np.isclose(found, value, rtol=1e-8, atol=1e-10).any() for value in values)
-
-
-def test_features_of_a_series_by_hand():
-    x = np.random.default_rng(5).normal(size=(2, 90)).cumsum(axis=1)
-    for one, found in zip(x, features(x)):
-        unit = (one - one.mean()) / one.std()
-        by_lag = [np.mean(unit[lag:] * unit[:-lag]) for lag in (1, 2, 24)]
-        change = [np.mean((unit[lag:] - unit[:-lag]) ** 2) for lag in (1, 2)]
-        third = np.cbrt(np.mean((unit[1:] - unit[:-1]) ** 3))
-        upward = np.sqrt(np.mean((unit[1:] > 0.5) & (unit[:-1] <= 0.5)))
-        assert has(found, [*by_lag, *np.log(np.array(change) + 1e-6), third, upward, one.sum() / np.sqrt(90)])
-        assert has(found, [one.mean(), np.log(one.std()), one.min(), one.max(), np.log(np.diff(one).std())])
-
-
-def test_features_of_channels_and_images_by_hand():
-    """Of either channel behind the other; of a wave at its frequency along the axis on which it runs."""
-    x = np.random.default_rng(5).normal(size=(1, 25, 2)).cumsum(axis=1)
-    first, second = ((x[0] - x[0].mean(axis=0)) / x[0].std(axis=0)).T
-    products = [np.mean(second * first), np.mean(second[4:] * first[:-4]), np.mean(first[4:] * second[:-4])]
-    assert has(features(x)[0], products)
-    np.testing.assert_allclose(features(x.swapaxes(1, 2)), features(x))
-    image = np.random.default_rng(7).normal(size=(1, 10, 20))
-    unit = (image[0] - image.mean()) / image.std()
-    assert has(features(image)[0], [np.mean(unit[1:] * unit[:-1]), np.mean(unit[:, 3:] * unit[:, :-3])])
-    ramp = np.broadcast_to(np.cos(np.pi * 3 * (np.arange(20) + 0.5) / 20), (1, 10, 20))
-    assert has(features(ramp)[0], [10.0])  # the third cosine across, constant down
-
-
 @pytest.mark.parametrize("shape", [(), (8,), (50,), (180,), (40, 2), (2, 40), (12, 12), (9, 9, 3)])
 def test_features_are_finite_whatever_the_shape(shape):
     x = np.random.default_rng(8).gamma(1.0, size=(20, *shape))
@@ -166,25 +122,6 @@ def test_features_are_finite_whatever_the_shape(shape):
     found = features(x)
     assert np.isfinite(found).all() and found.shape[0] == 20
     np.testing.assert_allclose(features(x[3:4])[0], found[3])  # of each output by itself
-
-
-def test_a_distribution_has_no_order():
-    x = np.random.default_rng(6).normal(size=(3, 12, 2))
-    np.testing.assert_allclose(distribution(x[:, ::-1]), distribution(x))
-
-
-def test_relevance_is_the_mean_square_of_derivatives():
-    """By differences of the regression, with features that have weights already."""
-    rng = np.random.default_rng(4)
-    a, weights = rng.normal(size=(60, 3)), np.array([0.5, 0.3, 0.2])
-    z = np.stack([np.sin(a[:, 0]), a[:, 1] + 0.5 * rng.normal(size=60)], axis=1)
-    fitted = DistributionRegression.fit(KERNEL, a * np.sqrt(weights), z)
-    steps = 1e-4 * np.eye(3)
-    predict = lambda x: fitted.predict(x * np.sqrt(weights))  # noqa: E731
-    slopes = np.stack([(predict(a + step) - predict(a - step)) / 2e-4 for step in steps], axis=-1)
-    squares, explained = np.mean(slopes**2, axis=0), 1.0 - np.square(fitted.error) / z.var(axis=0)
-    expected = explained @ (squares / squares.sum(axis=1, keepdims=True))
-    np.testing.assert_allclose(relevance(a, weights, z), expected / expected.sum(), rtol=1e-3, atol=1e-4)
 
 
 def test_features_of_ones_own(linear):

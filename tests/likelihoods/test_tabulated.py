@@ -2,13 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy import stats
-from scipy.special import logsumexp
 
 from numpyro_kme import fit_likelihood
 from numpyro_kme.likelihoods.prepared import prepare
-from numpyro_kme.likelihoods.residual import tabulated
-from numpyro_kme.likelihoods.residual.density import KernelMixture
 
 SHAPES = {
     "normal": lambda rng, m: rng.normal(size=m),
@@ -40,29 +36,3 @@ def test_agrees_with_kernels_one_by_one(rng, shape):
     exact, found = prepared.log_densities(z), brief.log_densities(z)
     np.testing.assert_allclose(found, exact, atol=5e-3)
     np.testing.assert_allclose(found.sum(axis=-1), exact.sum(axis=-1), atol=2e-2)
-
-
-def test_mixture_of_three_kernels_by_hand():
-    """Where weights differ, and beyond the grid, where the heavy-tailed density is all there is."""
-    centres, widths = np.array([-1.0, 0.3, 4.0]), np.array([0.2, 0.1, 0.9])
-    residuals = centres[None, :, None] / np.sqrt(0.75)
-    kernels = KernelMixture(None, residuals, np.array(0.5), widths[None] / 0.5, np.array([1e-3]))
-    table = tabulated.Tabulated.of(kernels)
-    weights, v = np.array([[[0.2, 0.5, 0.3]], [[0.9, 0.0, 0.1]]]), np.linspace(-30.0, 40.0, 1001)
-    found = table.log_density(weights, np.broadcast_to(v, (2, 1001))[..., None], 1e-3)
-    tail = np.log(1e-3) + stats.t(3, scale=2.0).logpdf(v)
-    for row, own in zip(found, weights[:, 0]):
-        logs = stats.norm.logpdf(v[:, None], centres, widths)
-        near = logsumexp(logs, axis=1, b=0.999 * own)
-        errors = np.abs(row - np.logaddexp(near, tail))
-        assert errors.max() < 2e-2 and errors.mean() < 1e-3
-    np.testing.assert_allclose(found[:, [0, -1]], np.broadcast_to(tail[[0, -1]], (2, 2)), rtol=1e-6)
-
-
-def test_intervals_take_it_too(rng):
-    """Thirty-two densities for each interval, at the same coordinates."""
-    fitted = learnt("log of gamma", rng)
-    ends = np.array([-np.inf, -0.3, 1.0])[:, None], np.array([-0.5, 0.2, np.inf])[:, None]
-    prepared = prepare(fitted, np.full((3, 1), np.nan), np.ones(3, bool), ends)
-    z = rng.normal(size=(40, 1, 1))
-    np.testing.assert_allclose(prepared.brief().log_densities(z), prepared.log_densities(z), atol=5e-3)

@@ -28,7 +28,6 @@ from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.mcmc.handlers import surrogate, uncondition_simulators
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.unconstrained import Unconstrained
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -347,24 +346,6 @@ def learnt():
     hyper = Hyperparameters(Gaussian(np.full(2, 1.5)), Gaussian(np.full(2, 1.0)), np.array(1e-3))
     x = theta + np.random.default_rng(1).normal(size=(200, 2))
     return fit_likelihood(theta, x, form=KernelMeans(hyperparameters=hyper))
-
-
-@pytest.mark.x64
-def test_a_learnt_likelihood_is_prepared_once_and_not_at_each_evaluation():
-    x = np.array([0.3, -0.4])
-    model = lambda x: numpyro.sample(  # noqa: E731
-        "x", Simulator(shifted, numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))), obs=x
-    )
-    smodel = surrogate(model, {"x": learnt()})
-    target = Unconstrained.read(smodel, (x,), {}, {"theta": np.zeros(2)})
-    program = jax.jit(lambda u: target.terms(u).log_likelihood)
-    assert "200x200" not in program.lower(jnp.zeros(2)).as_text()  # no solve with the simulations' Gram matrix
-    through = jax.jit(lambda theta: log_density(smodel, (x,), {}, {"theta": theta})[0])(np.zeros(2))
-    np.testing.assert_allclose(program(np.zeros(2)), through - 2 * stats.norm.logpdf(0.0), rtol=1e-12)
-    traced = jax.jit(lambda x: log_density(smodel, (x,), {}, {"theta": jnp.zeros(2)})[0])
-    assert "200x200" in traced.lower(x).as_text()
-    fn = learnt()(jnp.zeros(2))
-    np.testing.assert_allclose(fn.observing(x).log_prob(x + 0.1), fn.log_prob(x + 0.1), rtol=1e-12)
 
 
 def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explained():

@@ -88,6 +88,12 @@ EXACT = {
         True,
         lambda t: solve_triangular(np.linalg.cholesky(COVARIANCE), (t - MEAN).T, lower=True),
     ),
+    "of low rank": (
+        alone(dist.LowRankMultivariateNormal(jnp.zeros(2), jnp.array([[0.8], [0.6]]), jnp.array([0.3, 0.5]))),
+        ("t[0]", "t[1]"),
+        True,
+        lambda t: solve_triangular(np.linalg.cholesky([[0.94, 0.48], [0.48, 0.86]]), t.T, lower=True),
+    ),
     "a part, permuted and repeated": (
         model_of(
             lambda t, u, b: (t[2], u, jnp.square(u), t[0]),

@@ -123,12 +123,6 @@ def test_log_prior(problem, draws):
     np.testing.assert_allclose(problem.log_prior(draws.latents), expected, rtol=1e-5)
 
 
-def test_handlers_around_see_nothing(problem):
-    with numpyro.handlers.trace() as trace, numpyro.handlers.seed(rng_seed=0):
-        problem.draw(random.key(1), 2)
-    assert not trace
-
-
 def groups_model(x=None):
     with numpyro.plate("g", 4):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
@@ -149,18 +143,6 @@ def test_a_simulator_with_groups():
     assert arguments.shape == (20, 3) and rows.shape == (20, 3, 2)
     np.testing.assert_array_equal(arguments[7], draws.arguments["x"][1, 3])
     np.testing.assert_array_equal(rows[7], x[1, :, 3])
-
-
-def test_a_simulator_with_iid_draws_keeps_them_together():
-    def iid(x=None):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        with numpyro.plate("n", 6):
-            numpyro.sample("x", Simulator(total, theta, 1.0, 0.0), obs=x)
-
-    problem = Problem.read(iid)
-    arguments, x = problem.draw(random.key(0), 5).arguments["x"], np.zeros((5, 6, 2))
-    assert arguments.shape == (5, 3)
-    assert [a.shape for a in problem.simulators["x"].rows(arguments, x)] == [(5, 3), (5, 6, 2)]
 
 
 def two_sites(x=None, y=None):
@@ -261,9 +243,6 @@ def nothing_latent():
     numpyro.sample("x", Simulator(total, 0.0, 1.0, 0.0))
 
 
-REAL = dist.constraints.real
-
-
 @pytest.mark.parametrize(
     ("read", "sentence"),
     [
@@ -273,11 +252,6 @@ REAL = dist.constraints.real
         ),
         (lambda: Problem.read(model, z=1.0), r"unexpected keyword argument 'z'.*keyword arguments \['z'\]"),
         (lambda: Problem.read(no_simulator), r"no simulator site; its sites are \['theta'\]. Add one"),
-        (
-            lambda: Problem.read(with_prior, dist.ImproperUniform(REAL, (), ())),
-            "prior of 'theta' is improper .ImproperUniform.*proper prior",
-        ),
-        (lambda: Problem.read(with_prior, dist.Delta(3.0)), "fixed value belongs in numpyro.deterministic"),
         (
             lambda: Problem.read(feeds),
             "Site 'y' depends on the output of the simulator at 'x'.*inside the simulator",

@@ -53,12 +53,6 @@ def test_shapes_are_found_by_tracing():
     assert (fn.batch_shape, fn.groups, fn.call_shapes) == ((4, 5), (4, 5), ((3,), ()))
 
 
-def test_one_call_is_the_function_at_the_key():
-    key = random.key(3)
-    theta = jnp.arange(3.0)
-    np.testing.assert_array_equal(Simulator(noisy_sum, theta).sample(key), jax.jit(noisy_sum)(key, theta))
-
-
 def test_each_event_has_its_own_call_and_key():
     thetas, scales = jnp.arange(15.0).reshape(5, 3), jnp.array([[1.0], [2.0], [3.0], [4.0]])
     fn, key = Simulator(noisy_sum, thetas, scales, event_dims=(1, 0)), random.key(0)
@@ -67,11 +61,6 @@ def test_each_event_has_its_own_call_and_key():
     for s, i, j in [(0, 0, 0), (1, 3, 4), (1, 0, 2)]:
         np.testing.assert_allclose(x[s, i, j], one(keys[s, i, j], thetas[j], scales[i, 0]), rtol=1e-12)
     assert len(np.unique(x[..., 1])) == 40
-
-
-def test_old_style_keys_give_the_same_draw():
-    fn = Simulator(noisy_sum, jnp.zeros(3))
-    np.testing.assert_array_equal(fn.sample(random.PRNGKey(7)), fn.sample(random.key(7)))
 
 
 @pytest.mark.parametrize(
@@ -91,27 +80,6 @@ def test_support_and_differentiability(fn, support, differentiable):
     assert np.all(fn.support(draw))
     feasible = fn.mask(jnp.array(False)).support.feasible_like(draw)
     assert feasible.shape == draw.shape and feasible.dtype == draw.dtype
-
-
-@pytest.mark.smoke
-def test_draws_are_differentiable_along_the_path():
-    gradient = jax.grad(lambda t: Simulator(noisy_sum, t, 2.0).sample(random.key(0))[0])(jnp.zeros(3))
-    np.testing.assert_array_equal(gradient, np.ones(3))
-
-
-@pytest.mark.x64
-def test_pytree_round_trip_and_jit():
-    fn = Simulator(noisy_sum, jnp.zeros((5, 3)), 1.0, event_dims=(1, 0)).expand((4, 5))
-    leaves, tree = jax.tree.flatten(fn)
-    assert len(leaves) == 2
-    again = jax.tree.unflatten(tree, leaves)
-    assert (again.batch_shape, again.groups, again.name, again.dtype) == (
-        (4, 5),
-        (5,),
-        "noisy_sum",
-        np.float64,
-    )
-    np.testing.assert_array_equal(jax.jit(lambda d, k: d.sample(k))(fn, random.key(0)), again.sample(random.key(0)))
 
 
 @pytest.mark.x64
@@ -323,16 +291,6 @@ def test_a_density_is_refused_with_the_name_of_the_simulator(evaluate):
     sentence = str(caught.value)
     assert sentence.startswith("`noisy_sum` is a simulator")
     assert "handlers.surrogate(model, {site: fitted})" in sentence and "KELFI(model)" in sentence
-
-
-def test_a_density_under_plates_and_masks_names_the_simulator():
-    def many(x):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with numpyro.plate("n", 4), handlers.mask(mask=jnp.array([True, True, False, True])):
-            numpyro.sample("counts", Simulator(counts, jnp.exp(theta).sum()).to_event(0), obs=x)
-
-    with pytest.raises(NotImplementedError, match="`counts` is a simulator"):
-        log_density(many, (jnp.zeros((4, 3), int),), {}, {"theta": jnp.zeros(3)})
 
 
 # bad input

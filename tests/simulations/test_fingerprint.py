@@ -248,11 +248,6 @@ def test_the_users_own_modules(tmp_path, monkeypatch):
         before = digest(source)
 
 
-def test_what_a_package_makes_counts_by_what_it_holds():
-    one, other, again = (digest(LAMBDA.format("jax.vmap(", sd) + ")") for sd in (1.0, 2.0, 1.0))
-    assert one == again != other
-
-
 def test_source_that_is_edited_while_it_runs_counts_as_it_was(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "edited.py"
@@ -296,20 +291,6 @@ def test_a_store_refuses_another_noise(path):
     with pytest.raises(StoreError, match=r"code of `x` differs; code of the model differs. Give another path"):
         bank(noise_of(10.0), store=path)
     np.testing.assert_array_equal(bank(noise_of(1.0), store=path).x["x"], first.x["x"])
-
-
-def test_a_store_refuses_another_prior_function(path):
-    def model(fn, width):
-        def model():
-            theta = numpyro.sample("theta", dist.Normal(0.0, width))
-            numpyro.sample("x", kme.Simulator(fn, theta, shape=(2,), dtype=float))
-
-        return model
-
-    settings = dict(store=path, progress_bar=False)
-    simulate(jax.random.key(3), model(noise_of(1.0), 1.0), 5, **settings)
-    with pytest.raises(StoreError, match=r"configuration: code of the model differs"):
-        simulate(jax.random.key(3), model(noise_of(1.0), 2.0), 5, **settings)
 
 
 def test_a_version_says_what_is_another_simulator_and_what_is_not(path):

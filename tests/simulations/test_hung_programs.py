@@ -17,7 +17,6 @@ import jax
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme._core import processes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
 NUMBERS = itertools.count()
@@ -109,10 +108,3 @@ def test_at_an_interrupt(seconds, where):
         assert has_ended(seconds)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_programs_that_end_are_forgotten():
-    done = processes.run(("sh", "-c", "echo said; echo warned >&2; exit 3"), None)
-    assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "warned\n") and not processes._running
-    with pytest.raises(FileNotFoundError):
-        processes.run(("no such program",), None)

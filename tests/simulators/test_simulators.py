@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import pkgutil
 
 import jax
 import jax.numpy as jnp
@@ -47,11 +46,6 @@ def assert_has_mean(draws, mean):
 
 
 # --- what all have in common --------------------------------------------------------------------------------
-
-
-def test_all_are_listed():
-    found = {module.name for module in pkgutil.iter_modules(simulators.__path__) if module.name[0] != "_"}
-    assert found == set(simulators.__all__)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
@@ -256,17 +250,6 @@ def test_spikes_sum_the_design_where_the_neuron_fires():
     assert_has_mean(draws, design.T @ p)
     rest = draws - design.T @ p
     assert_has_mean(rest[:, :, None] * rest[:, None], (design.T * (p * (1 - p))) @ design)
-
-
-def test_the_filter_of_the_neuron_is_smooth_a_priori(rng):
-    theta = rng.normal(size=10)
-    weights = theta[1:]
-    differences = [weights[i] - 2 * weights[i - 1] * (i > 0) + weights[i - 2] * (i > 1) for i in range(9)]
-    root = [d + np.sqrt(i / 9) * w for i, (d, w) in enumerate(zip(differences, weights))]
-    quadratic = -0.25 * theta[0] ** 2 - 0.5 * np.square(root).sum()
-    log_prior = jax.jit(bernoulli_glm.prior().log_prob)
-    found = float(log_prior(theta)) - float(log_prior(np.zeros(10)))
-    np.testing.assert_allclose(found, quadratic, rtol=1e-3)
 
 
 @pytest.mark.x64
