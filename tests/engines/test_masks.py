@@ -19,6 +19,7 @@ from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
 from numpyro_kme.mcmc.noise import CommonNoise
+from numpyro_kme.mcmc.synthetic import SyntheticLikelihood
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations, simulate
@@ -67,6 +68,11 @@ def site(make):
 ROWS = np.array([[True], [False], [True]])
 
 
+def plain(simulator):
+    with numpyro.plate("rows", 3, dim=-2), numpyro.plate("columns", 2, dim=-1):
+        numpyro.sample("x", simulator())
+
+
 def nested(simulator):
     with (
         handlers.mask(mask=jnp.array([True, False])),
@@ -93,22 +99,32 @@ def whole(simulator):
     handlers.mask(lambda: numpyro.sample("x", simulator()), mask=False)()
 
 
+def all_true(simulator):
+    with numpyro.plate("rows", 3), handlers.mask(mask=jnp.ones(3, bool)), handlers.scale(scale=1.0):
+        numpyro.sample("x", simulator().mask(True))
+
+
 BOTH = ROWS & np.array([True, False])
 
 
 @pytest.mark.parametrize(
     ("make", "mask", "scale"),
     [
+        (plain, np.ones((3, 2), bool), 1.0),
         (nested, BOTH, 1.5),
         (of_the_distribution, BOTH, 1.0),
         (of_events, np.broadcast_to(ROWS, (3, 2)), 1.0),
         (whole, np.array(False), 1.0),
+        (all_true, np.ones(3, bool), 1.0),
     ],
 )
 def test_masks_and_scales_are_read(make, mask, scale):
     found = site(make)
     np.testing.assert_array_equal(found.mask, mask)
     np.testing.assert_array_equal(found.scale, scale)
+    assert found.weighted == (make not in (plain, all_true))
+    x = np.arange(10 * mask.size).reshape(10, *mask.shape)
+    np.testing.assert_array_equal(found.counted(x, 1).reshape(10, -1), [row[mask] for row in x])
 
 
 # --- KELFI
@@ -154,6 +170,18 @@ def test_kelfi_against_the_exact_posterior(kelfi, mask, scale):
     prior = stats.norm(0.0, PRIOR).logpdf(points["theta"])
     rest = kelfi.posterior.log_density(points) - prior - kelfi.posterior.log_likelihood(points)
     np.testing.assert_allclose(rest, rest[0], atol=1e-4)
+
+
+def test_where_all_is_masked_the_posterior_is_the_prior(kelfi):
+    kelfi = elsewhere(kelfi, x=hidden(np.zeros(4, bool)), mask=False)
+    draws = kelfi.get_samples()["theta"]
+    assert abs(draws.mean()) < 5 * PRIOR / np.sqrt(len(draws))
+    np.testing.assert_allclose(draws.std(), PRIOR, rtol=5 / np.sqrt(2 * len(draws)))
+    assert kelfi.posterior.log_marginal_likelihood() == 0.0
+    grid = np.linspace(-4.0, 4.0, 9)
+    np.testing.assert_allclose(
+        kelfi.posterior.log_density({"theta": grid}), stats.norm(0, PRIOR).logpdf(grid), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,6 +260,14 @@ def test_masked_draws_are_as_if_they_were_never_made(make, simulations):
     np.testing.assert_array_equal(engine.condition(KEY, x=hidden(FIRST), mask=FIRST).weights, alone(FIRST))
 
 
+@pytest.mark.smoke
+def test_rejection_against_the_exact_posterior():
+    engine = kme.RejectionABC(model, 20_000, progress_bar=False)
+    engine.run(KEY, x=hidden(FIRST), mask=FIRST)
+    draws, posterior = engine.get_samples()["theta"], exact(FIRST)
+    assert abs(draws.mean() - posterior.mean()) < 0.1 + 5 * posterior.std() / np.sqrt(400)  # 400 are accepted
+
+
 def test_diagnostics_do_not_look_at_masked_draws(simulations):
     engine = kme.RejectionABC(model, quantile=0.1, simulations=simulations)
     engine.run(KEY, x=hidden(FIRST), mask=FIRST)
@@ -252,7 +288,7 @@ def test_what_has_no_meaning_is_refused_before_simulating(make):
         make(model).run(KEY, x=X, scale=0.5)
 
 
-# --- the posterior bootstrap and losses
+# --- the posterior bootstrap, losses and synthetic likelihoods
 # ---------------------------------------------------------
 
 RNG = np.random.default_rng(0)
@@ -304,6 +340,18 @@ def test_a_joint_loss_has_no_single_points():
     with pytest.raises(ValueError, match="compares the data of simulator `noisy` as a whole"):
         density(handlers.mask(loss, mask=SOME))
     assert density(handlers.mask(loss, mask=False)) == 0.0
+
+
+def test_a_synthetic_likelihood_is_masked_as_any_density():
+    def synthetic(x, mask, scale):
+        theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR))
+        with numpyro.plate("data", 4), handlers.mask(mask=mask), handlers.scale(scale=scale):
+            numpyro.sample("x", SyntheticLikelihood(noisy, theta, num_simulations=50), obs=x)
+
+    theta = jnp.float32(0.7)
+    each = np.asarray(SyntheticLikelihood(noisy, theta, num_simulations=50).log_prob(X))
+    found = log_density(synthetic, (hidden(FIRST), FIRST, 0.5), {}, {"theta": theta})[0]
+    np.testing.assert_allclose(found, dist.Normal(0.0, PRIOR).log_prob(theta) + 0.5 * each[FIRST].sum(), rtol=1e-5)
 
 
 # --- what reading refuses

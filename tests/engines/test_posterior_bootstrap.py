@@ -12,6 +12,9 @@ import pytest
 from numpyro.infer import Predictive
 from scipy.optimize import minimize, minimize_scalar
 
+from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, monomials
+from numpyro_kme.bootstrap.least_squares import Anchor, Targets
+from numpyro_kme.bootstrap.rounds import loss_scale
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap, emit_warnings
 from numpyro_kme.kernels import Gaussian
@@ -149,6 +152,16 @@ def own_guess(simulator, **declared):
     return own
 
 
+@pytest.mark.parametrize("simulator", [DECLARED, keyed], ids=["declared noise", "key"])
+def test_a_prior_guess_may_be_the_models_own_prior_predictive(simulator):
+    iid = IidModel.read(own_guess(simulator), (X,), {})
+    drawn = np.asarray(iid.predictive(None)(jax.random.key(2), 4000))
+    sd = np.sqrt(0.25 + 4.0)
+    assert drawn.shape == (4000,)
+    assert abs(drawn.mean() - 5.0) < 5 * sd / np.sqrt(4000)
+    assert abs(drawn.std() / sd - 1.0) < 5 / np.sqrt(8000)
+
+
 class Means(Loss):
     """Half the squared difference of the means, least where the model's mean is that of the weighted points."""
 
@@ -257,11 +270,27 @@ def test_what_the_data_leave_open_spreads_as_the_prior():
     assert engine.get_samples()["mean"].std() < 0.3
 
 
+def test_the_loss_scale_makes_a_squared_distance_a_log_likelihood(rng):
+    """`m(u) = u` and data of variance `s^2`: `|u - d|^2 / (2 s^2)`, so the scale is `2 s^2`."""
+    region = Ellipsoid(np.zeros(2), np.eye(2), 9.0, np.full(2, -np.inf), np.full(2, np.inf))
+    basis = monomials(region, 1)
+    emulator = Emulator(basis, np.concatenate([np.zeros((1, 2)), np.eye(2)])[None])
+    targets = Targets(0.3 * rng.normal(size=(5000, 2)), False, Anchor(np.zeros((5000, 2)), 0.0))
+    np.testing.assert_allclose(loss_scale(targets, emulator, targets.data[:64]), 2 * 0.09, rtol=5 * np.sqrt(2 / 5000))
+
+
+def line(noise, mean, scale):
+    return mean + scale * noise
+
+
+LINE = FromNoise(line, dist.Normal(0.0, 1.0))
+
+
 def regression(c, y):
     a = numpyro.sample("a", dist.Normal(0.0, 3.0))
     b = numpyro.sample("b", dist.Normal(0.0, 3.0))
     with numpyro.plate("data", len(y)):
-        numpyro.sample("y", Simulator(DECLARED, a + b * c, 0.3, event_dims=0), obs=y)
+        numpyro.sample("y", Simulator(LINE, a + b * c, 0.3, event_dims=0), obs=y)
 
 
 def exact_regression(u, w, c, y):
@@ -329,6 +358,7 @@ def pairs(x):
         (inside, X, r"latents \['own'\] stand inside the data plate"),
         (model, np.append(X, np.nan), r"1 of the \d+ points of the observation at 'x' have NaN, such as"),
         (model, X[:1], "at least two points"),
+        (model, X[:0], "at least two points"),
         (pairs, np.zeros((5, 3)), r"one data point has shape \[\(3,\)\] and one simulated point \[\(2,\)\]|shape"),
     ],
 )
@@ -338,6 +368,8 @@ def test_bad_models_and_data_are_named(bad, x, sentence):
 
 
 def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match="`concentration` must be finite and not negative"):
+        PosteriorBootstrap(model, concentration=-1.0)
     with pytest.raises(ValueError, match="`num_samples` must be at least 1"):
         PosteriorBootstrap(model, num_samples=0)
     with pytest.raises(ValueError, match="`num_nodes` must be a power of two, such as 2048; got 500"):
@@ -348,8 +380,12 @@ def test_bad_settings_are_named():
         ValueError, match=r'`centering` must be a distribution, a sampler or "prior predictive"; got \'x\''
     ):
         PosteriorBootstrap(model, concentration=1.0, centering="x")
+    with pytest.raises(ValueError, match="`centering` must be given when `concentration` is positive"):
+        PosteriorBootstrap(model, concentration=1.0)
     with pytest.raises(ValueError, match="needs a Simulator site"):
         PosteriorBootstrap(density, concentration=1.0, centering="prior predictive").run(jax.random.key(0), X)
+    with pytest.raises(RuntimeError, match="should be called first"):
+        _ = PosteriorBootstrap(model).posterior.mode()
 
 
 def floored(rng_key, mean):

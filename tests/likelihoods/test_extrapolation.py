@@ -1,6 +1,7 @@
 """Extrapolation in the parameters: bounds of statistics, the simulated region, what holds outside it, reports."""
 
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,22 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import special, stats
+from scipy.optimize import minimize
 
 import numpyro_kme as kme
+from numpyro_kme.kernels.length_scales import robust_standard_deviation
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.extrapolation import Region
+from numpyro_kme.likelihoods.residual.smoothness import Inputs
+from numpyro_kme.likelihoods.residual.support import (
+    SupportBounds,
+    fit_support_bounds,
+    lower_line,
+    robust_line,
+)
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)
+README_DATA = np.array([21.0, 28.0])
 
 
 def queue(rng_key, theta1, width, rate):
@@ -59,6 +72,13 @@ def run(model, size, key, x):
 
 
 @pytest.fixture(scope="module")
+def waiting():
+    """A queue of 400 simulations."""
+    x = np.asarray(queue(jax.random.key(10_000), *QUEUE_TRUTH))
+    return *run(queue_model, 400, 0, x), x
+
+
+@pytest.fixture(scope="module")
 def learnt():
     """The likelihood of 400 simulations of the queue, and an observation."""
     theta = (np.random.default_rng(0).uniform(size=(400, 3)) * [10.0, 10.0, 1.0 / 3.0]).astype(np.float32)
@@ -72,6 +92,17 @@ def check_queue(engine, met, x):
     impossible = np.mean(engine.get_samples()["theta1"] > x[0])
     assert impossible < 0.01 + 4.0 * np.sqrt(0.01 / 1000) or met  # 1,000 draws of one in a hundred
     return impossible
+
+
+@pytest.mark.slow  # its parts are tested one by one below
+def test_the_queue_has_next_to_no_draws_where_the_density_is_zero(waiting):
+    engine, met, x = waiting
+    edge = {name: np.full(2, value) for name, value in zip(("theta1", "width", "rate"), QUEUE_TRUTH)}
+    edge["theta1"] = x[0] + np.array([0.5, -0.5])
+    assert engine.posterior.beyond(edge).tolist() == [True, False]
+    assert check_queue(engine, met, x) < 0.01
+    assert engine.likelihoods["x"].surrogate.standardisation.support.side.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert engine.likelihoods["x"].surrogate.describe()["support bounds"] == "statistics 0"
 
 
 @pytest.mark.slow
@@ -94,6 +125,12 @@ def test_a_draw_beyond_a_bound_is_noticed_in_every_place(learnt):
         UserWarning, match=r"50.00% of the posterior draws lie beyond .* of site 'x'.*more, best at these draws"
     ):
         assert kme.mcmc.check_surrogate(smodel, draws, x)["x"].beyond == 0.5
+
+
+def test_the_log_density_falls_steeply_at_the_bound(learnt):
+    fitted, x = learnt
+    values = fitted(x[0] + np.array([-0.1, 0.02], np.float32), np.full(2, 4.0), np.full(2, 0.2)).log_prob(x)
+    assert values[0] > values[1] + 5.0
 
 
 @pytest.mark.x64
@@ -142,7 +179,7 @@ def false_alarm(key):
     return bool(alarms) and engine.posterior.beyond(exact).mean() < 0.01
 
 
-@pytest.mark.slow  # twenty runs
+@pytest.mark.slow  # what chance gives is tested on the region alone
 def test_no_false_alarm_in_19_of_20_conjugate_problems():
     assert sum(map(false_alarm, range(20))) <= 1
 
@@ -179,6 +216,75 @@ def test_parameters_far_from_the_simulations_are_reported(far):
     assert "% of the draws lie beyond the simulated parameters" in engine.posterior.info["parameters"]
     inside, outside = np.zeros((1, 2)), np.full((1, 2), 3.0)
     assert engine.posterior.beyond({"mean": np.concatenate([inside, outside])}).tolist() == [False, True]
+
+
+def test_the_limit_is_that_of_a_double_loop(rng):
+    z, weights = rng.normal(size=(30, 3)), np.array([1.0, 0.0, 4.0])
+    out = []
+    for j in range(30):
+        rest = np.delete(z, j, axis=0)
+        gap = np.maximum(z[j] - rest.max(axis=0), 0.0) + np.maximum(rest.min(axis=0) - z[j], 0.0)
+        out.append(np.sqrt(weights @ gap**2))
+    np.testing.assert_allclose(Region.of(z, weights).limit, max(out))
+
+
+def test_draws_that_share_coordinates_are_one_simulation(rng):
+    z, weights = rng.normal(size=(30, 2)), np.array([1.0, 4.0])
+    once, often = Region.of(z, weights), Region.of(np.repeat(z, 3, axis=0), weights)
+    assert once.limit == often.limit > 0.01
+    np.testing.assert_array_equal([once.low, once.high], [often.low, often.high])
+
+
+def test_rounding_is_not_beyond(rng):
+    """Several simulations have the largest coordinates, so that none is outside the box of the others."""
+    z = np.stack(np.meshgrid(*rng.normal(size=(2, 6))), axis=-1).reshape(-1, 2)
+    region = Region.of(z, np.array([1.0, 4.0]))
+    assert not region.beyond(z * (1.0 + 1e-6)).any() and not region.beyond(z.astype(np.float32)).any()
+    assert region.beyond(z.max(axis=0) + 1e-3)
+
+
+@pytest.mark.parametrize(("m", "share"), [(9, 0.5), (99, 0.05), (10_000, 0.01)])
+def test_a_few_draws_beyond_are_what_chance_gives(m, share):
+    """One simulation more would be beyond the others with a probability of `1 / (m + 1)`."""
+    assert FittedLikelihood.negligible.fget(SimpleNamespace(num_simulations=m)) == pytest.approx(share)
+
+
+def test_outside_the_support_is_below_a_lower_line_or_above_an_upper_one(rng):
+    """Or nearer than a width; a statistic without a line has no outside."""
+    sides, widths = np.array([1.0, -1.0, 0.0]), np.array([0.1, 0.3, 1.0])
+    bounds = SupportBounds(np.array([-1.0, 1.0, 0.0]), rng.normal(size=(3, 4)), widths, sides)
+    z, s = rng.normal(size=(60, 2)), 2.0 * rng.normal(size=(60, 3))
+    found = bounds.outside_support(s, z)
+    for row, point, outside in zip(s, z, found, strict=True):
+        lower, upper, _ = bounds.offset + bounds.linear @ [*point, *(np.sqrt(12.0) * (stats.norm.cdf(point) - 0.5))]
+        assert outside == (row[0] < lower + 0.1 or row[1] > upper - 0.3)
+    assert 0 < found.sum() < 60
+
+
+def test_lines_below_are_those_of_brute_force(rng):
+    """Every line through two points below all others, the highest in the mean; NaN where the steepest is none."""
+    t, s = rng.normal(size=(25, 1)), rng.normal(size=25)
+    columns = np.concatenate([np.ones((25, 1)), t], axis=1)
+
+    def brute(columns, s):
+        best = (-np.inf, None)
+        for i in range(len(s)):
+            for j in range(i):
+                line = np.linalg.solve(columns[[i, j]], s[[i, j]])
+                if np.all(columns @ line <= s + 1e-9):
+                    best = max(best, (np.mean(columns @ line), tuple(line)))
+        return np.array(best[1])
+
+    np.testing.assert_allclose(lower_line(columns, s), brute(columns, s), atol=1e-7)
+    assert np.isnan(lower_line(columns, np.where(t[:, 0] > 0.0, 1e9, -1e9))).all()
+
+
+def test_an_end_that_stays_where_it_is_is_no_bound(rng):
+    """It says nothing of the coordinates, and transformations of the statistic serve it."""
+    at, s = Inputs.pivoted(rng.normal(size=(300, 1)), 50), rng.uniform(size=(300, 3))
+    support, found = fit_support_bounds(at, s, np.arange(300), True)
+    assert not support.side.any()
+    np.testing.assert_array_equal(found, s)
 
 
 def test_bounds_are_found_where_they_are_and_nowhere_else(rng):
@@ -228,6 +334,24 @@ def test_heavy_tails_around_a_line_are_those_of_the_noise(rng):
             assert np.mean(missing) < 0.08
             by_jax = [float(surrogate.at(y).log_density(p)) for y, p in zip(x[300:305, None], z[300:305])]
             np.testing.assert_allclose(by_jax, found[:5], atol=2e-3)
+
+
+def test_the_line_in_the_middle_maximises_a_cauchy_likelihood(rng):
+    """At the scale that the gaps have; and the gaps are those of lines without each simulation."""
+    columns = np.concatenate([np.ones((40, 1)), rng.normal(size=(40, 2))], axis=1)
+    s = columns @ [1.0, 2.0, -1.0] + rng.standard_cauchy(40)
+    found, held_out = robust_line(columns, s)
+    scale = robust_standard_deviation(s - columns @ found)
+
+    def fitted(rows):
+        loss = lambda c: np.sum(np.log1p(np.square((s - columns @ c)[rows] / scale)))  # noqa: E731
+        return minimize(loss, found, method="Nelder-Mead", options=dict(xatol=1e-8, fatol=1e-10)).x
+
+    np.testing.assert_allclose(found, fitted(np.arange(40)), atol=2e-3)
+    refits = np.array([s[j] - columns[j] @ fitted(np.arange(40) != j) for j in range(40)])
+    near = np.abs(s - columns @ found) < 3.0 * scale
+    plain = np.abs(refits - s + columns @ found)[near]
+    assert np.mean(np.abs(held_out - refits)[near]) < 0.5 * np.mean(plain)
 
 
 @pytest.mark.parametrize("kind", ["exponential", pytest.param("uniform", marks=pytest.mark.slow)])
