@@ -18,7 +18,7 @@ from scipy.linalg import solve_triangular
 
 import numpyro_kme as kme
 from numpyro_kme import kernels
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, host, solves
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.kernels.low_rank import LowRank
@@ -514,7 +514,7 @@ def operands(jaxpr):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_no_argument_of_a_callback_is_larger_than_what_jax_copies_at_once(how, dtype):
     def total(x):
-        return solves.call_back(np.sum, (), dtype, x, vmap_method=how)
+        return host.call_back(np.sum, (), dtype, x, vmap_method=how)
 
     with jax.enable_x64(dtype is np.float64):
         x = jnp.arange(30_000, dtype=dtype)

@@ -9,10 +9,8 @@ says so, and everything else works.
 - `ops.provenance.eval_provenance`: whether weights in a model depend on its latents.
 """
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from typing import Any
 
 import jax
@@ -165,32 +163,3 @@ def without_derivative(tree: Any, error: Exception) -> Any:
         raise error
 
     return same(tree)
-
-
-def plain(program: Any) -> tuple[Any, Sequence[Any]]:
-    """A traced program without the constants that JAX before 0.12 closes over, and these."""
-    return getattr(program, "jaxpr", program), getattr(program, "consts", ())
-
-
-def programs(equation: Any) -> list[Any]:
-    """The programs that an operation of a traced one runs, in the order in which it runs them."""
-    return [one for one in jax.tree.leaves(tuple(equation.params.values())) if hasattr(plain(one)[0], "eqns")]
-
-
-def constants(program: Any) -> list[Any]:
-    """The arrays that a traced program and those inside it hold, but for keys."""
-    jaxpr, own = plain(program)
-    found = [*own]
-    for equation in jaxpr.eqns:
-        found += [variable.val for variable in equation.invars if hasattr(variable, "val")]
-        for inner in programs(equation):
-            found += constants(inner)
-    return [array for array in found if not jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key)]
-
-
-def fingerprint(program: Any) -> bytes:
-    """Hash a traced program and its constants, but for traced ones, however they are named."""
-    found = sha256(re.sub("0x[0-9a-f]+", "", str(program)).encode())
-    for number in (number for number in constants(program) if not isinstance(number, jax.core.Tracer)):
-        found.update(np.asarray(number).tobytes())
-    return found.digest()

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 
 from numpyro_kme._core import checks
 
@@ -105,3 +106,51 @@ def _float64(leaf: Any) -> Any:
 def to_host(tree: Any) -> Any:
     """JAX arrays of a pytree as NumPy arrays; keys and everything else stay as they are."""
     return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_array(leaf) else leaf, tree)
+
+
+AT_ONCE = 32_768
+"""Bytes of an argument that JAX certainly copies at once."""
+
+
+def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_method: str) -> jax.Array:
+    """Call a NumPy function from inside JAX, as `jax.pure_callback` does, safely for large arrays.
+
+    Larger arguments than `AT_ONCE` would be copied by the pool of threads to which the thread that calls back belongs,
+    and on one CPU it would wait for itself for ever (JAX 0.9, jax-ml/jax#25861); so they travel in pieces.
+
+    Args:
+        function: Takes NumPy arrays; returns an array of the declared shape.
+        shape, dtype: What the result has.
+        args: JAX arrays.
+        vmap_method: "sequential" calls once for each element; "broadcast_all" once, with leading axes on every argument
+            and the result.
+    """
+    leaves, structure = jax.tree.flatten(args)
+
+    def run(*leaves):
+        return np.asarray(function(*structure.unflatten(leaves)), dtype, order="C")
+
+    @custom_vmap
+    def call(*leaves):
+        return _call_in_pieces(run, shape, dtype, *leaves)
+
+    @call.def_vmap
+    def _(size, batched, *leaves):
+        given = [leaf if over else jnp.broadcast_to(leaf, (size, *leaf.shape)) for leaf, over in zip(leaves, batched)]
+        return call_back(run, (size, *shape), dtype, *given, vmap_method=vmap_method), True
+
+    leaves = list(map(jnp.asarray, leaves))
+    return call(*leaves) if vmap_method == "broadcast_all" else _call_in_pieces(run, shape, dtype, *leaves)
+
+
+def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype, *leaves: jax.Array) -> jax.Array:
+    sizes, shapes = [AT_ONCE // leaf.dtype.itemsize for leaf in leaves], [leaf.shape for leaf in leaves]
+    pieces = [
+        [leaf.ravel()[start : start + size] for start in range(0, max(1, leaf.size), size)]
+        for leaf, size in zip(leaves, sizes)
+    ]
+
+    def run(pieces):
+        return function(*(np.concatenate(list(map(np.asarray, piece))).reshape(s) for piece, s in zip(pieces, shapes)))
+
+    return jax.pure_callback(run, jax.ShapeDtypeStruct(shape, dtype), pieces, vmap_method="sequential")

@@ -14,8 +14,7 @@ from numpyro_kme.bootstrap.replicates import Replicates
 from numpyro_kme.bootstrap.rounds import HARMLESS
 from numpyro_kme.bootstrap.weights import DirichletProcess, Reweightings, draw_reweightings, with_full_data
 from numpyro_kme.kernels.base import num_points
-from numpyro_kme.losses.base import Loss
-from numpyro_kme.losses.family import Family, Nodes
+from numpyro_kme.losses.base import Family, Loss, Nodes
 
 MOST_STEPS = 200
 """Steps of a minimisation."""

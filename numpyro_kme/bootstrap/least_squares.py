@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator
-from numpyro_kme.losses import mixing
+from numpyro_kme.losses import mmd
 
 MOST_STEPS = 100
 """Newton steps of a minimisation; those that converge take about ten."""
@@ -67,21 +67,21 @@ class Targets:
     def loss(self, m: np.ndarray) -> np.ndarray:
         """Squared distances of embeddings `(R, r)`."""
         q, s = _dot(m, m), _dot(m, self.data)
-        return _dot(self.data, self.data) + mixing.discrepancy(q, s, self.fit_proportion)
+        return _dot(self.data, self.data) + mmd.discrepancy(q, s, self.fit_proportion)
 
     def proportion(self, m: np.ndarray) -> np.ndarray:
         """Mixing proportions, `(R,)`."""
-        return mixing.proportion(_dot(m, m), _dot(m, self.data))
+        return mmd.proportion(_dot(m, m), _dot(m, self.data))
 
     def pull(self, m: np.ndarray) -> np.ndarray:
         """Derivatives of the loss in the embedding, `(R, r)`."""
-        _, (by_q, by_s), _ = mixing.derivatives(_dot(m, m), _dot(m, self.data), self.fit_proportion)
+        (by_q, by_s), _ = mmd.derivatives(_dot(m, m), _dot(m, self.data), self.fit_proportion)
         return 2.0 * by_q[:, None] * m + by_s[:, None] * self.data
 
     def expand(self, emulator: Emulator, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Totals `(R,)`, gradients `(R, p)` and Hessians `(R, p, p)`."""
         m, tangents = emulator.at(x), emulator.tangents(x)
-        _, (by_q, _), second = mixing.derivatives(_dot(m, m), _dot(m, self.data), self.fit_proportion)
+        (by_q, _), second = mmd.derivatives(_dot(m, m), _dot(m, self.data), self.fit_proportion)
         pull, away = self.pull(m), x - self.anchor.points
         slopes = np.stack([2.0 * _apply(tangents, m), _apply(tangents, self.data)], axis=2)
         hessian = 2.0 * by_q[:, None, None] * tangents @ np.swapaxes(tangents, 1, 2)

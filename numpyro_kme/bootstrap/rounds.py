@@ -18,7 +18,7 @@ from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, fit, num_monomia
 from numpyro_kme.bootstrap.least_squares import NOTHING, Anchor, Minima, Targets, minimise
 from numpyro_kme.bootstrap.look import BootstrapProblem, some_points
 from numpyro_kme.bootstrap.weights import Reweightings
-from numpyro_kme.losses.family import vectors
+from numpyro_kme.losses.base import vectors
 
 FEATURES = 250
 """Length of an embedding at most; the tolerance of features decides before, but for data of many dimensions."""

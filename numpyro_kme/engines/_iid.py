@@ -15,11 +15,11 @@ from numpyro.infer import Predictive
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.programs import Program
-from numpyro_kme.losses.family import Family
+from numpyro_kme.losses.base import Family
 from numpyro_kme.models import reading, tracing
-from numpyro_kme.models.calls import Call
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.sites import Call
 from numpyro_kme.models.unconstrained import Unconstrained
 
 

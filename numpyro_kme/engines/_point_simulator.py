@@ -9,10 +9,10 @@ import numpy as np
 
 from numpyro_kme._core import programs, progress
 from numpyro_kme._core.programs import Program, Recomputed
-from numpyro_kme.models.calls import Call
 from numpyro_kme.models.low_discrepancy import accepts, key_of, path_of
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.sites import Call
 from numpyro_kme.simulations.simulate import Plan
 from numpyro_kme.simulations.site_runs import Run
 

@@ -24,11 +24,10 @@ from numpyro_kme.engines._point_simulator import PointSimulator
 from numpyro_kme.engines.base import Engine, check_rule
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
-from numpyro_kme.losses.base import Loss, NegativeLogLikelihood
-from numpyro_kme.losses.family import Nodes
+from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, Nodes
 from numpyro_kme.losses.mmd import MMD
-from numpyro_kme.models.calls import Call
 from numpyro_kme.models.low_discrepancy import node_keys
+from numpyro_kme.models.sites import Call
 from numpyro_kme.simulations.simulate import Plan
 
 PRIOR_DRAWS, TIMES = 2048, 16

@@ -14,7 +14,6 @@ from numpyro_kme._core import arviz, checks, progress, solves
 from numpyro_kme._core.display import Card, frozen, names_and_shapes, numbers
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
-from numpyro_kme._core.threads import keep_freed_memory, processors
 from numpyro_kme.engines.posterior import SHOWN, Posterior, Samples
 from numpyro_kme.models import outputs
 
@@ -37,8 +36,8 @@ def each_outcome(engine: Any, rng_key: jax.Array, args: tuple, given: Sequence[M
                 raise
         return found, tuple(warned)
 
-    keep_freed_memory()
-    threads = 1 if engine.method is None else processors()
+    solves.keep_freed_memory()
+    threads = 1 if engine.method is None else solves.processors()
     with solves.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(threads) as pool:
         waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
         try:

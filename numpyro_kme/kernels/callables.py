@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, host
 from numpyro_kme.kernels.base import Kernel, OfArrays, namespace, num_points, register, take
 
 
@@ -82,7 +82,7 @@ class FromCallable(OfArrays, Kernel):
             x, y = jax.tree.map(np.asarray, (x, y))
             return np.array([self._call(take(x, i), take(y, j)) for i, j in pairs], dtype).reshape(shape)
 
-        return solves.call_back(loop, shape, dtype, x, y, vmap_method="sequential") if traced else loop(x, y)
+        return host.call_back(loop, shape, dtype, x, y, vmap_method="sequential") if traced else loop(x, y)
 
     def log_gram(self, x, y=None):
         """Matrix of logarithms of the callable's values."""

@@ -1,7 +1,6 @@
 """Discrepancies between data and a model, and the models that they compare with."""
 
-from numpyro_kme.losses.base import Embedding, Loss, NegativeLogLikelihood
-from numpyro_kme.losses.family import Family, Nodes
+from numpyro_kme.losses.base import Embedding, Family, Loss, NegativeLogLikelihood, Nodes
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.losses.wasserstein import Wasserstein
 

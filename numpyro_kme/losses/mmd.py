@@ -1,4 +1,17 @@
-"""The squared maximum mean discrepancy as a loss."""
+r"""The squared maximum mean discrepancy as a loss, and as a function of two inner products.
+
+Everywhere in this package the **mixing proportion** is the `c` in `[0, 1]` of an unnormalised model measure `c P_u`.
+Where it is fitted (`MMD(fit_proportion=True)`), the data are taken for a mixture of the model, with proportion `c`, and
+of points that it does not explain, and the loss is
+
+    min_{0 <= c <= 1} |mu_w - c mu_u|^2 = |mu_w|^2 - 2 c s + c^2 q,    c = min(max(s / q, 0), 1),
+
+with `q = |mu_u|^2` and `s = <mu_w, mu_u>`; otherwise `c = 1`. Without the bound at one a diffuse model, whose `q` is
+small and known the worst, would win by a proportion that means nothing.
+
+Reference: Scott (2004), Partial mixture estimation and outlier detection, in Theory and Applications of Recent Robust
+Methods.
+"""
 
 from dataclasses import field, replace
 from functools import partial
@@ -16,15 +29,43 @@ from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import LowRank
-from numpyro_kme.losses.base import Embedding, Loss
-from numpyro_kme.losses.family import vectors
-from numpyro_kme.losses.mixing import discrepancy
+from numpyro_kme.losses.base import Embedding, Loss, vectors
 
 TOLERANCE = 1e-4
 """Largest squared distance of a point's embedding from the span of the features, relative to `k(x, x)`."""
 
 TOGETHER, NODES = 2**15, 64
 """Simulated points that are compared with pivots in one call of a compiled program, and nodes that it averages."""
+
+
+def discrepancy(q: Any, s: Any, fit_proportion: bool) -> Any:
+    """Squared MMD without the constant `|mu_w|^2`, from `q = |mu_u|^2` and `s = <mu_w, mu_u>`, of JAX or NumPy.
+
+    `c^2 q - 2 c s`, with `c = 1`, or the fitted mixing proportion.
+    """
+    c = proportion(q, s) if fit_proportion else 1.0
+    return c * (c * q - 2.0 * s)
+
+
+def derivatives(q: Any, s: Any, fit_proportion: bool) -> tuple[Any, Any]:
+    """Gradient `(2, ...)` and Hessian `(2, 2, ...)` of `discrepancy` in `(q, s)`, of JAX or NumPy.
+
+    The gradient is `(c^2, -2 c)`, whether the proportion `c` is fitted or at a bound; where it is fitted inside, the
+    Hessian is `-(2 / q) (c, -1) (c, -1)'`.
+    """
+    xp = q.__array_namespace__()
+    c, curvature = xp.ones_like(q), xp.zeros_like(q)
+    if fit_proportion:
+        c = proportion(q, s)
+        curvature = xp.where((c > 0.0) & (c < 1.0), -2.0 / xp.where(q == 0.0, 1.0, q), 0.0)
+    hessian = curvature * xp.stack([xp.stack([c * c, -c]), xp.stack([-c, xp.ones_like(q)])])
+    return xp.stack([c * c, -2.0 * c]), hessian
+
+
+def proportion(q: Any, s: Any) -> Any:
+    """Mixing proportion `c = s / q` that fits best, or the nearer of 0 and 1, of JAX or NumPy; 0 where `q` is."""
+    xp = q.__array_namespace__()
+    return xp.clip(s / xp.where(q == 0.0, 1.0, q), 0.0, 1.0)
 
 
 @register
@@ -48,7 +89,7 @@ class MMD(Loss):
         unbiased: Leave out pairs of a simulated point with itself (U-statistic), for independent simulations.
 
     References: Gretton et al. (2012), JMLR 13; Cherief-Abdellatif and Alquier (2022), Bernoulli 28;
-        Dellaporta et al. (2022), AISTATS; Scott (2004) (`fit_proportion`, see `mixing.py`).
+        Dellaporta et al. (2022), AISTATS; Scott (2004) (`fit_proportion`, see the module).
     """
 
     takes_covariates = True

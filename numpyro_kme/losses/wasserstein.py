@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import full_precision
-from numpyro_kme.losses.base import Embedding, Loss
-from numpyro_kme.losses.family import vectors
+from numpyro_kme._core.host import call_back, full_precision
+from numpyro_kme.losses.base import Embedding, Loss, vectors
 
 
 @frozen
@@ -77,7 +76,7 @@ class Wasserstein(Loss):
             return ot.lp.emd(w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations)
 
         given = map(jax.lax.stop_gradient, (w, v, cost))
-        return solves.call_back(solve, cost.shape, cost.dtype, *given, vmap_method="sequential")
+        return call_back(solve, cost.shape, cost.dtype, *given, vmap_method="sequential")
 
 
 @frozen

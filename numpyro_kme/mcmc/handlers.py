@@ -15,8 +15,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
-from numpyro_kme.losses.base import Loss
-from numpyro_kme.losses.family import Family, Nodes
+from numpyro_kme.losses.base import Family, Loss, Nodes
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.mcmc.loss_density import Bound, LossDensity, check_site
 from numpyro_kme.mcmc.noise import (
@@ -32,9 +31,8 @@ from numpyro_kme.mcmc.noise import (
     takes_even_noise,
 )
 from numpyro_kme.mcmc.soft_abc import soft_abc
-from numpyro_kme.models.calls import Call
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import require_known, require_whole_calls
+from numpyro_kme.models.sites import Call, require_whole_calls
 
 __all__ = ["generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
 
@@ -112,7 +110,6 @@ class surrogate(Messenger):
         if simulator.ragged:
             msg["value"] = simulator.expand(shape[: len(shape) - simulator.event_dim]).padded(msg["value"])
         mask = compat.mask(msg["fn"])
-        require_known(name, simulator)
         msg["value"] = compat.innermost(msg["fn"]).vector(msg["value"])
         require_whole_calls(name, simulator, msg)
         known = checks.is_concrete(msg["value"])

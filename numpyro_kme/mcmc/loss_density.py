@@ -13,8 +13,7 @@ from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import full_precision
-from numpyro_kme.losses.base import Loss
-from numpyro_kme.losses.family import Family, Nodes
+from numpyro_kme.losses.base import Family, Loss, Nodes
 from numpyro_kme.models.simulator import Simulator
 
 _no_key = compat.valueless("fresh_noise_log_prob")

@@ -15,11 +15,11 @@ from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme.losses.family import Nodes
-from numpyro_kme.models.calls import Call
+from numpyro_kme.losses.base import Nodes
 from numpyro_kme.models.low_discrepancy import accepts, node_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
+from numpyro_kme.models.sites import Call
 
 
 @frozen

@@ -1,8 +1,10 @@
 """What one call of a simulator gives: its shape, the names of its numbers, and observations of it as arrays."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -88,20 +90,11 @@ def unchanged():
 def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Any, dict[str, Shape]]:
     """Shape and dtype of what `fn(key, *params)` returns, found by tracing it, and the shapes of its entries where that
     is a dictionary, in its own order."""
-    known, call = _known.get(), (fn, tuple(shapes), tuple(map(str, dtypes)), jax.enable_x64.value)
-    try:
-        hash(call)
-    except TypeError:  # as of a callable that holds arrays and compares them
-        known = None
-    if known is None:
-        return _traced_event(fn, shapes, dtypes)
-    if call not in known:
-        known[call] = _traced_event(fn, shapes, dtypes)
-    return known[call]
-
-
-def _traced_event(fn, shapes, dtypes):
-    structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
+    kept, call = _known.get(), (fn, tuple(shapes), tuple(map(str, dtypes)), jax.enable_x64.value)
+    if kept is not None and call in kept:
+        return kept[call]
+    structs = map(jax.ShapeDtypeStruct, shapes, dtypes)
+    inputs = jax.eval_shape(random.key, 0), *structs
     entries: dict[str, Shape] = {}
     # JAX keeps the trace of a jitted function
     bare = getattr(fn, "__wrapped__", fn) if isinstance(fn, jax.stages.Wrapped) else fn
@@ -112,14 +105,11 @@ def _traced_event(fn, shapes, dtypes):
         if not isinstance(event, Mapping):
             return event
         entries.update({str(entry): np.shape(value) for entry, value in event.items()})
-        return jax.numpy.concatenate([jax.numpy.ravel(value) for value in event.values()])
+        return jnp.concatenate([jnp.ravel(value) for value in event.values()])
 
-    inputs = jax.eval_shape(random.key, 0), *structs
     try:
-        # twice: what a simulator draws by NumPy it draws when it is traced, and the program holds
-        (program, event), (again, _) = (
-            jax.make_jaxpr(lambda *args: traced(*args), return_shape=True)(*inputs) for _ in range(2)
-        )
+        program, event = jax.make_jaxpr(partial(traced), return_shape=True)(*inputs)
+        again = jax.make_jaxpr(partial(traced))(*inputs)  # what it draws by NumPy is drawn anew
     except Exception as error:
         why = str(error) or f"{type(error).__name__}. Sites of NumPyro in it need handlers.seed(rng_seed=key)."
         raise checks.explained(
@@ -134,11 +124,19 @@ def _traced_event(fn, shapes, dtypes):
         "arrays with their names.",
     )
     checks.require(
-        compat.fingerprint(program) == compat.fingerprint(again),
+        _written(program) == _written(again),
         f"Simulator `{name(fn)}` draws random numbers of NumPy, which JAX would keep for all simulations. Draw from "
         "the key, or declare a NumPy simulator fn(rng, *params) by passing shape.",
     )
+    if kept is not None:
+        kept[call] = event, entries
     return event, entries
+
+
+def _written(program: Any) -> tuple[str, list[bytes]]:
+    """A traced program as text, however things are addressed, and its constants, but for keys and traced ones."""
+    numbers = [np.asarray(one) for one in program.consts if checks.is_concrete(one) and not checks.is_key(one)]
+    return re.sub("0x[0-9a-f]+", "", str(program)), list(map(np.ndarray.tobytes, numbers))
 
 
 def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:

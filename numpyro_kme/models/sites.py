@@ -1,15 +1,18 @@
-"""The sites of a model: latents, and what comes from simulators."""
+"""The sites of a model: latents, what comes from simulators, and one call of a simulator as a function."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_kme._core import checks
-from numpyro_kme.kernels.ragged import lengths
+from numpyro_kme._core import checks, compat
+from numpyro_kme._core.programs import pieces
+from numpyro_kme.kernels.ragged import beyond_end, lengths
 from numpyro_kme.models.simulator import Simulator
 
 
@@ -64,6 +67,45 @@ class SimulatorSite:
     missing: int
     censored: int
     scale: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, simulator: Simulator, site: Mapping[str, Any], parents: tuple[str, ...]) -> "SimulatorSite":
+        """Take a simulator's site of a trace apart.
+
+        Raises:
+            TypeError: If the observation holds no real numbers.
+            ValueError: If it has not the shape of what the simulator gives, or an argument has NaN.
+        """
+        value, observed = np.asarray(site["value"]), bool(site["is_observed"])
+        checks.require(
+            value.dtype.kind in "bfiu",
+            f"The observation at {name!r} has dtype {value.dtype}; it must hold real numbers. Give real and imaginary "
+            "parts as numbers of their own, and let the simulator return them so.",
+            TypeError,
+        )
+        require_whole_calls(name, simulator, site)
+        expected = simulator.shape()
+        checks.require(
+            value.shape == expected,
+            f"The observation at {name!r} has shape {value.shape}; the simulator `{simulator.name}` gives shape "
+            f"{expected}{', or fewer rows' if simulator.ragged else ''}."
+            if observed
+            else f"Site {name!r} has shape {value.shape} where its simulator gives shape {expected}. A simulator "
+            "inside `scan` is not supported: make the whole series one call of a simulator.",
+        )
+        event = tuple(range(-simulator.event_dim, 0))
+        unmasked = np.broadcast_to(compat.mask(site["fn"]), simulator.batch_shape)
+        lost = np.isnan(value) & np.expand_dims(unmasked, event)
+        inside = np.zeros(value.shape, bool)
+        if simulator.ragged:  # NaN at the end of an output is its end
+            lost &= ~beyond_end(value.reshape(-1, *simulator.event_shape)).reshape(value.shape)
+        elif simulator.bounds is not None:
+            low, high = simulator.bounds
+            inside = lost & (np.isfinite(low) | np.isfinite(high))
+        seen = unmasked if simulator.ragged else unmasked & ~(lost & ~inside).all(axis=event)
+        plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+        scale, numbers = np.asarray(compat.scale(site)), (int(lost.sum()), int(inside.sum()))
+        return cls(simulator, site["fn"], plates, value if observed else None, parents, seen, unmasked, *numbers, scale)
 
     @property
     def single(self) -> bool:
@@ -143,8 +185,9 @@ class SimulatorSite:
         return arguments.reshape(-1, arguments.shape[-1]), moved.reshape(shape)
 
 
-def require_known(name: str, simulator: Simulator) -> None:
-    """Raise where an argument of the simulator at a site has NaN, of those that are not traced."""
+def require_whole_calls(name: str, simulator: Simulator, site: Mapping[str, Any]) -> None:
+    """Raise where an argument of the simulator at a site of a trace has NaN, of those that are not traced, and where a
+    mask has entries that belong to no call: it counts the one observation several times."""
     for number, param in enumerate(simulator.params):
         lost = np.argwhere(np.isnan(np.asarray(param))).tolist() if checks.is_concrete(param) else []
         checks.require(
@@ -153,17 +196,58 @@ def require_known(name: str, simulator: Simulator) -> None:
             f"{np.size(param)} numbers, the first at {tuple(lost[0]) if lost else ()}: covariates have to be known. "
             "Leave these trials out, or give what is missing a prior; in an observation NaN means not observed.",
         )
-
-
-def require_whole_calls(name: str, simulator: Simulator, site: Mapping[str, Any]) -> None:
-    """Raise where a mask has entries that belong to no call of the simulator at an observed site of a trace: it counts
-    the one observation several times."""
-    shape, seen = site["fn"].shape(), np.shape(site["value"])
-    batch, lead = (one[: len(one) - simulator.event_dim] for one in (shape, seen))
-    known = {-i for of in (lead, simulator.groups) for i in range(1, len(of) + 1) if of[-i] > 1}
-    known |= {frame.dim for frame in site["cond_indep_stack"]}
+    if not site["is_observed"]:
+        return
+    shape, seen, event = site["fn"].shape(), np.shape(site["value"]), simulator.event_dim
+    known = {frame.dim for frame in site["cond_indep_stack"]}
+    for lead in (seen[: len(seen) - event], simulator.groups):
+        known |= {axis for axis in range(-len(lead), 0) if lead[axis] > 1}
+    batch = shape[: len(shape) - event]
     checks.require(
-        all(size == 1 or -i in known for i, size in enumerate(batch[::-1], start=1)),
+        all(batch[axis] == 1 or axis in known for axis in range(-len(batch), 0)),
         f"A mask or `expand` at {name!r} makes the observation of shape {seen} count as shape {shape}. Masks leave out "
         "whole calls of a simulator under plates: for entries that were not observed write NaN in the observation.",
     )
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a simulator.
+
+    Attributes:
+        fn: `(noise, *params) -> one event`; noise is a key, or a value of a declared distribution.
+        shapes, dtypes: Of its parameters.
+        declared: Shape and type of the output of a black box; None for a function in JAX.
+    """
+
+    fn: Callable
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    declared: tuple[tuple[int, ...], str] | None = None
+
+    @classmethod
+    def of(cls, simulator: Simulator) -> "Call":
+        """A call of a simulator."""
+        declared = (simulator.event_shape, str(simulator.dtype)) if simulator.black_box else None
+        dtypes = tuple(str(param.dtype) for param in simulator.params)
+        return cls(simulator.fn, simulator.call_shapes, dtypes, declared)
+
+    def params(self, arguments: Any) -> list[Any]:
+        """Parameters, from flattened arguments `(A,)`."""
+        return [block.astype(dtype) for block, dtype in zip(pieces(arguments, self.shapes), self.dtypes)]
+
+    @property
+    def zeros(self) -> list[jax.Array]:
+        """Parameters of the right shapes and types."""
+        return [jnp.zeros(shape, dtype) for shape, dtype in zip(self.shapes, self.dtypes)]
+
+    def __call__(self, arguments: Any, noise: Any) -> jax.Array:
+        """Simulate one point."""
+        params = self.params(arguments)
+        if self.declared is not None:
+            shape, dtype = self.declared
+            point = Simulator(self.fn, *params, shape=shape, dtype=dtype).sample(noise)
+        else:
+            with compat.shielded():
+                point = self.fn(noise, *params)
+        return jnp.asarray(point, jnp.result_type(float))

@@ -2,59 +2,22 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
-from scipy.special import expit, logit
 
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import in_present_precision
-from numpyro_kme._core.programs import Program, pieces
+from numpyro_kme._core.programs import Program, Recomputed, in_blocks, pieces
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.models.tracing import run, set_from
-
-Map = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
-"""From free numbers to values, and back; both elementwise."""
-
-
-def by_numpy(support: Any) -> Map | None:
-    """Evaluate NumPyro's `biject_to(support)` by NumPy: for real and positive numbers and those of an interval of fixed
-    bounds; None for other supports, whose maps JAX computes."""
-    while isinstance(support, type(constraints.independent(constraints.real, 1))):
-        support = support.base_constraint
-    if support is constraints.real:
-        return np.positive, np.positive
-    if support is constraints.positive:
-        return np.exp, np.log
-    if not isinstance(support, type(constraints.interval(0.0, 1.0))):
-        return None
-    low, high = support.lower_bound, support.upper_bound
-    if not (isinstance(low, (int, float)) and isinstance(high, (int, float))):  # of an array it is not known
-        return None
-    between = Between(low, high)
-    return between.values, between.free
-
-
-class Between(NamedTuple):
-    """Numbers between two bounds."""
-
-    low: float
-    high: float
-
-    def values(self, u: np.ndarray) -> np.ndarray:
-        """Map free numbers; kept inside the bounds, as NumPyro does."""
-        proportion = np.clip(expit(u), np.finfo(float).tiny, 1.0 - np.finfo(float).eps)
-        return self.low + (self.high - self.low) * proportion
-
-    def free(self, values: np.ndarray) -> np.ndarray:
-        """Free numbers of values."""
-        return logit((values - self.low) / (self.high - self.low))
 
 
 class Terms(NamedTuple):
@@ -73,7 +36,7 @@ class Terms(NamedTuple):
 
 @shown
 @dataclass(frozen=True, eq=False)
-class Unconstrained:
+class Unconstrained(Recomputed):
     """A model as a function of one vector `u` `(D,)` that is free of constraints; its simulators are left out.
 
     The latents are mapped site by site, in the order of the model, each given those before it, so supports may depend
@@ -82,14 +45,12 @@ class Unconstrained:
     Attributes:
         model: The model, run as `model(*args, **kwargs)`.
         shapes: Unconstrained shape of each latent, in the order of the model.
-        by_numpy: The map of each latent by NumPy; None where one has none, or not the same in every run.
     """
 
     model: Callable
     args: tuple
     kwargs: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
-    by_numpy: Mapping[str, Map] | None = None
 
     @classmethod
     def read(
@@ -99,9 +60,7 @@ class Unconstrained:
         given."""
         unread = cls(model, args, kwargs, {})
         sites = unread._sites(latents, discrete)
-        shapes = {name: np.shape(_free(site)) for name, site in sites.items()}
-        maps = {name: found for name, site in sites.items() if (found := by_numpy(site["fn"].support))}
-        return replace(unread, shapes=shapes, by_numpy=maps if len(maps) == len(sites) else None)
+        return replace(unread, shapes={name: np.shape(_free(site)) for name, site in sites.items()})
 
     @property
     def dim(self) -> int:
@@ -115,19 +74,19 @@ class Unconstrained:
 
     def flatten_rows(self, latents: Arrays) -> np.ndarray:
         """The vectors `(m, D)` of many points of the latents, `{site: (m, *shape)}`."""
-        if self.by_numpy is None:
-            return np.asarray(Program(jax.vmap(self.flatten))(dict(latents)))
-        with np.errstate(all="ignore"):  # as JAX, where a value lies on its bound
-            free = [back(np.asarray(latents[name], np.float64)) for name, (_, back) in self.by_numpy.items()]
-        return np.concatenate([u.reshape(len(u), -1) for u in free], axis=1).astype(jnp.result_type(float))
+        return in_blocks(self._flatten, dict(latents))
 
-    def constrain_rows(self, u: np.ndarray) -> dict[str, Any]:
+    def constrain_rows(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """The latents at many vectors `(m, D)`, `{site: (m, *shape)}`."""
-        if self.by_numpy is None:
-            return Program(jax.vmap(self.constrain))(u)
-        parts, kind = pieces(np.asarray(u, np.float64), self.shapes.values()), jnp.result_type(float)
-        with np.errstate(all="ignore"):  # as JAX, where a value is too large
-            return {name: self.by_numpy[name][0](part).astype(kind) for name, part in zip(self.shapes, parts)}
+        return in_blocks(self._constrain, u)
+
+    @cached_property
+    def _flatten(self) -> Program:
+        return Program(jax.vmap(self.flatten))
+
+    @cached_property
+    def _constrain(self) -> Program:
+        return Program(jax.vmap(self.constrain))
 
     def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
         """The latents at `u`, `{site: value}`; no density is evaluated."""

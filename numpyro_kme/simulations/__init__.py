@@ -1,7 +1,7 @@
 """Simulations {(theta_j, x_j)} of a model: drawn, run anywhere, kept on disk, never lost in silence."""
 
 from numpyro_kme._core.saving import SavedFileError
-from numpyro_kme.models.simulator_functions import Command
+from numpyro_kme.models.command import Command
 from numpyro_kme.simulations.failures import Failure, Penalise, Retry, SimulatedMissing, SimulationError
 from numpyro_kme.simulations.simulate import Plan, simulate
 from numpyro_kme.simulations.simulations import Simulations

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_kme._core import checks, processes
-from numpyro_kme.models import simulator_functions
+from numpyro_kme._core import checks
+from numpyro_kme.models import command, simulator_functions
 from numpyro_kme.simulations.failures import Failure, SimulationError, raised, timed_out
 
 TASK_SECONDS = 0.2
@@ -114,7 +114,7 @@ def run(
                 report(task, outcomes)
                 size = int(np.clip(TASK_SECONDS * len(task) / max(seconds, 1e-6), 1, min(2 * size, 64)))
     except KeyboardInterrupt:
-        processes.end_all()  # of threads, which wait for them
+        command.end_all()  # of threads, which wait for them
         raise
     finally:
         for future in running:
@@ -164,7 +164,7 @@ def _in_thread(seconds, function, *args):
     future: Future = Future()
 
     def run():
-        processes.latest.set(time.monotonic() + seconds + 1.0)  # so that the time limit comes first
+        command.latest.set(time.monotonic() + seconds + 1.0)  # so that the time limit comes first
         try:
             future.set_result(function(*args))
         except BaseException as error:

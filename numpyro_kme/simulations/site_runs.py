@@ -18,7 +18,7 @@ from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import executors
 from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite, not_ragged, retries, stops
-from numpyro_kme.simulations.store import MOST, Part, Store, StoreError
+from numpyro_kme.simulations.store import Part, Store, StoreError
 
 if TYPE_CHECKING:
     from numpyro_kme.simulations.simulate import Plan
@@ -123,7 +123,7 @@ class Run:
         if failed:
             self.bar.set_postfix(failed=self._failures)
         self._unwritten += sound if self.stops else sound + failed
-        if len(self._unwritten) >= MOST or time.monotonic() - self._written > WRITE_SECONDS:
+        if time.monotonic() - self._written > WRITE_SECONDS:
             self._write()
         if failed and self.stops:
             self._raise(failed[0])

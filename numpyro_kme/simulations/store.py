@@ -13,9 +13,6 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, frozen, shown
 from numpyro_kme._core.saving import Saved, SavedFileError, saveable
 
-MOST = 64
-"""Number of simulations after which those that came in are written."""
-
 SETTINGS = "settings.kme"
 """Name of the file that says what the simulations depend on."""
 

@@ -34,7 +34,7 @@ from numpyro_kme.simulations import (
     StoreError,
     executors,
     simulate,
-    store,
+    site_runs,
 )
 
 KEY = jax.random.key(3)
@@ -596,7 +596,7 @@ def test_killed_at_any_moment(tmp_path, how, monkeypatch):
 
     A batch is what one write takes, and what two workers, at 5 ms a call, have in hand.
     """
-    batch = store.MOST + int(2 * executors.TASK_SECONDS / 0.005)
+    batch = int(2 * (site_runs.WRITE_SECONDS + executors.TASK_SECONDS) / 0.005)
     script = Path(__file__).parent / "killed_run.py"
     truth = bank(NOISY, 2000)
     for trial in range(20):

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from numpyro_kme._core.solves import Array
-from numpyro_kme._core.threads import in_parallel
+from numpyro_kme._core.solves import Array, in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
