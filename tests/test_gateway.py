@@ -519,6 +519,6 @@ def test_no_argument_of_a_callback_is_larger_than_what_jax_copies_at_once(how, d
     with jax.enable_x64(dtype is np.float64):
         x = jnp.arange(30_000, dtype=dtype)
         found = list(operands(jax.make_jaxpr(total)(x).jaxpr))
-        assert found and max(a.size * a.dtype.itemsize for a in found) <= solves.AT_ONCE
+        assert found and max(a.size * a.dtype.itemsize for a in found) <= host.AT_ONCE
         assert sum(a.size * a.dtype.itemsize for a in found) == x.nbytes
         np.testing.assert_allclose(jax.jit(total)(x), np.sum(np.arange(30_000.0)), rtol=1e-6)

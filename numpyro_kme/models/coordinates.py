@@ -1,8 +1,7 @@
 """Coordinates of a simulator's arguments, about standard normal under the prior: normal scores, decorrelated."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import jax
@@ -11,91 +10,26 @@ import numpy as np
 import numpyro.distributions as dist
 import scipy
 from jax.typing import ArrayLike
-from numpyro.distributions import biject_to, constraints
 from scipy.special import ndtr, ndtri
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card
-from numpyro_kme._core.host import full_precision, in_present_precision, numpy_function
-from numpyro_kme._core.programs import Program, pieces
+from numpyro_kme._core.display import Card, numbers
+from numpyro_kme._core.host import full_precision, numpy_function
+from numpyro_kme._core.programs import pieces
 from numpyro_kme.kernels.base import register
+from numpyro_kme.models.curves import SCORES, Curves, quantiles
 from numpyro_kme.models.problem import Draws, Latent, Problem
-from numpyro_kme.models.tracing import as_numpyro_does
-
-SCORES = np.linspace(-5.0, 5.0, 201)
-"""Normal scores between which the map of a prior that is not normal is interpolated, and beyond which it is linear."""
 
 SAMPLE_SCORES = 13
 """Number of knots of a map that is fitted to draws: quantiles between them, and the least and the largest."""
-
-STRAIGHT = 1e-4
-"""Largest distance from a straight line, relative to the range, at which a curve is one."""
-
-
-WIDEST = 40.0
-"""Largest absolute unconstrained value at which a quantile is looked for."""
-
-REFINEMENTS = 8
-"""Number of times that a distribution function is evaluated at all quantiles, each time nearer to these."""
 
 
 class NotExact(Exception):
     """The reason why the prior gives no exact coordinates: half a sentence, to follow 'because'."""
 
 
-def _static() -> Any:
-    return field(metadata={"static": True})
-
-
-@register
-class Curves:
-    """Monotone cubics, continued by straight lines; of arrays of NumPy or JAX.
-
-    Attributes:
-        knots: `(C, J)`, increasing.
-        powers: Coefficients of the cubic, square, linear and constant term behind each knot, `(4, C, J - 1)`.
-    """
-
-    knots: np.ndarray
-    powers: np.ndarray
-
-    @classmethod
-    def through(cls, x: np.ndarray, y: np.ndarray) -> "Curves":
-        """Interpolate points `(J, C)`, each column rising or falling; a column of NaN for any other."""
-        found = [_interpolated(*column) for column in zip(x.T, np.broadcast_to(y.T, x.T.shape))]
-        most = max(len(knots) for knots, _ in found)
-        padded = [_continued(*one, most) for one in found]
-        return cls(np.stack([knots for knots, _ in padded]), np.stack([powers for _, powers in padded], axis=1))
-
-    def __call__(self, x: Any) -> Any:
-        """The values at `(*lead, C)`."""
-        xp = x.__array_namespace__()
-        knots, powers, own = xp.asarray(self.knots), xp.asarray(self.powers), np.arange(len(self.knots))
-        piece = xp.clip((knots <= x[..., None]).sum(axis=-1) - 1, 0, knots.shape[1] - 2)
-        inside = xp.clip(x, knots[:, 0], knots[:, -1])
-        step, (cubic, square, linear, constant) = inside - knots[own, piece], powers[:, own, piece]
-        slope = (3.0 * cubic * step + 2.0 * square) * step + linear
-        return ((cubic * step + square) * step + linear) * step + constant + slope * (x - inside)
-
-
-def _interpolated(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Knots `(J,)` and powers `(4, J - 1)` of one curve."""
-    x, y = x[np.isfinite(x)], y[np.isfinite(x)]
-    knots, place = np.unique(x, return_inverse=True)
-    steps = np.diff(x)
-    if len(knots) < 2 or not (np.all(steps >= 0.0) or np.all(steps <= 0.0)):
-        return np.full(2, np.nan), np.full((4, 1), np.nan)
-    values = np.bincount(place, y) / np.bincount(place)
-    if np.abs(values - np.interp(knots, knots[[0, -1]], values[[0, -1]])).max() < STRAIGHT * np.ptp(values):
-        knots, values = knots[[0, -1]], values[[0, -1]]
-    return knots, scipy.interpolate.PchipInterpolator(knots, values).c
-
-
-def _continued(knots: np.ndarray, powers: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """A curve with its last knot repeated, and the straight line behind it, so that there are this many knots."""
-    last, width, more = powers[:, -1], knots[-1] - knots[-2], number - len(knots)
-    line = np.array([0.0, 0.0, np.polyval(np.polyder(last), width), np.polyval(last, width)])
-    return np.pad(knots, (0, more), mode="edge"), np.append(powers, np.tile(line[:, None], more), axis=1)
+def _static(**default: Any) -> Any:
+    return field(metadata={"static": True}, **default)
 
 
 @register
@@ -111,27 +45,25 @@ class Coordinates:
         usual: Arguments that are the same in all draws; NaN for those that vary, `(p,)`.
         scores: The normal score of each argument that is read.
         factor: Cholesky factor of the correlation of the scores, and its inverse; None where they are independent.
-        values: The latents as functions of their scores; None unless `one_to_one`.
+        values: The latents as functions of their scores, where the coordinates determine all latents of the model.
         bounds: Lowest and highest values of these latents, `(2, D)`.
-        sites: Name and shape of the latents, where `one_to_one`.
+        sites: Name and shape of these latents.
         readers: The argument that each coordinate is read from.
         names: Name of each coordinate.
         exact: Whether `z` is standard normal under the prior, or only about so.
-        one_to_one: Whether `z` determines all latents of the model.
         note: Description for people.
     """
 
     usual: np.ndarray
     scores: Curves
-    factor: tuple[np.ndarray, np.ndarray] | None
-    values: Curves | None
-    bounds: np.ndarray | None
-    sites: tuple[tuple[str, tuple[int, ...]], ...] = _static()
-    readers: tuple[int, ...] = _static()
-    names: tuple[str, ...] = _static()
-    exact: bool = _static()
-    one_to_one: bool = _static()
-    note: str = _static()
+    factor: tuple[np.ndarray, np.ndarray] | None = None
+    values: Curves | None = None
+    bounds: np.ndarray | None = None
+    sites: tuple[tuple[str, tuple[int, ...]], ...] = _static(default=())
+    readers: tuple[int, ...] = _static(default=())
+    names: tuple[str, ...] = _static(default=())
+    exact: bool = _static(default=False)
+    note: str = _static(default="")
 
     def _card(self) -> Card:
         return Card(
@@ -163,9 +95,9 @@ class Coordinates:
         varied = bool(np.ptp(table, axis=0).any())
         checks.require(varied, f"T{what[1:]} are the same in all prior draws: nothing to infer.")
         try:
-            return cls(**_exact(problem, site, draws))
+            return _exact(problem, site, draws)
         except NotExact as reason:
-            return cls(**_fitted(table, what, str(reason)))
+            return _fitted(table, what, str(reason))
 
     @classmethod
     def standardise(cls, table: ArrayLike) -> "Coordinates":
@@ -174,7 +106,7 @@ class Coordinates:
         checks.table("table", table, min_rows=2)
         table = np.asarray(table, np.float64)
         checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
-        return cls(**_fitted(table, "the columns", "no prior is known", affine=True))
+        return _fitted(table, "the columns", "no prior is known", affine=True)
 
     def covering(self, arguments: np.ndarray) -> "Coordinates":
         """These coordinates, where the arguments `(m, p)` that were simulated vary in no other column; else those
@@ -182,7 +114,7 @@ class Coordinates:
         if not self.unlike(arguments).any():
             return self
         why = "they were simulated at covariates that the data do not have"
-        return Coordinates(**_fitted(np.asarray(arguments, np.float64), "the simulated arguments", why))
+        return _fitted(np.asarray(arguments, np.float64), "the simulated arguments", why)
 
     def unlike(self, arguments: ArrayLike) -> np.ndarray:
         """Mark arguments that are the same in all simulations and others in `(*lead, p)`: `(p,)`."""
@@ -205,6 +137,11 @@ class Coordinates:
     def dim(self) -> int:
         """Number of coordinates, `D`."""
         return len(self.readers)
+
+    @property
+    def one_to_one(self) -> bool:
+        """Tell whether the coordinates determine all latents of the model."""
+        return self.values is not None
 
     @full_precision
     def forward(self, a: ArrayLike) -> jax.Array:
@@ -230,69 +167,75 @@ class Coordinates:
     def latents(self, z: Any) -> dict[str, Any]:
         """All latents of the model, `{site: (*lead, *shape)}`, at coordinates `(*lead, D)`, arrays of NumPy or JAX;
         raises unless `one_to_one`."""
-        checks.require(self.one_to_one, f"These coordinates do not determine the latents. {self.note}")
+        if self.values is None:
+            raise checks.explained(f"These coordinates do not determine the latents. {self.note}")
         scores = z if self.factor is None else z @ self.factor[0].T
         values = z.__array_namespace__().clip(self.values(scores), *self.bounds)  # type: ignore[misc]
-        return dict(zip((name for name, _ in self.sites), pieces(values, (shape for _, shape in self.sites))))
+        names, shapes = zip(*self.sites)
+        return dict(zip(names, pieces(values, shapes)))
 
 
-def _exact(problem: Problem, site: str, draws: Draws) -> dict[str, Any]:
-    """The fields of exact coordinates; raises `NotExact` if there are none.
+def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
+    """Exact coordinates; raises `NotExact` if there are none.
 
     All latents with a prior of their own are set to quantiles together: an argument that depends on one of them alone
     then shows its map, which has to hold at the prior draws.
     """
-    table, latents = draws.arguments[site], problem.latents
+    table = draws.arguments[site]
     checks.require(table.ndim == 2, "the simulator's parameters vary along plates", NotExact)
-    own = {name: one for name, one in latents.items() if not (one.parents or one.discrete)}
-    found = {name: quantiles(one.fn, one.value.shape) for name, one in own.items()}
-    known = {name: values for name, values in found.items() if values is not None}
-    checks.require(len(known) > 0, "no latent has a prior of its own, normal or of a known `cdf`", NotExact)
-    rest = {name: np.tile(latent.value, (len(SCORES),) + (1,) * latent.value.ndim) for name, latent in latents.items()}
-    entries = np.concatenate([values.reshape(len(SCORES), -1) for values in known.values()], axis=1)
-    drawn = np.concatenate([draws.latents[name].reshape(len(table), -1) for name in known], axis=1)
-    scores = Curves.through(entries, SCORES[:, None])(drawn.astype(np.float64))
-    shown = np.asarray(problem.arguments(rest | known)[site], np.float64)
-    curves = Curves.through(shown, SCORES[:, None])
-    readers: dict[int, int] = {}
-    for k in np.flatnonzero(np.ptp(table, axis=0)):
-        one = Curves(curves.knots[[k]], curves.powers[:, [k]])
-        errors = np.abs(one(table[:, [k]].astype(np.float64)) - scores).max(axis=0)
+    given: dict[str, np.ndarray] = {}
+    names: list[str] = []
+    columns: list[np.ndarray] = [np.zeros((len(SCORES), 0))]
+    drawn: list[np.ndarray] = [np.zeros((len(table), 0))]
+    blocks: list[np.ndarray] = []
+    for name, latent in problem.latents.items():
+        shape = latent.value.shape
+        found = None if latent.parents or latent.discrete else quantiles(latent.fn, shape)
+        given[name] = np.tile(latent.value, (len(SCORES),) + (1,) * len(shape)) if found is None else found
+        if found is not None:
+            names += numbers({name: latent.value}, lead=0)
+            columns.append(found.reshape(len(SCORES), -1))
+            drawn.append(draws.latents[name].reshape(len(table), -1).astype(np.float64))
+            blocks += _correlations(latent)
+    checks.require(len(names) > 0, "no latent has a prior of its own, normal or of a known `cdf`", NotExact)
+    entries = np.concatenate(columns, axis=1)
+    scores = Curves.through(entries, SCORES[:, None])(np.concatenate(drawn, axis=1))
+    curves = Curves.through(np.asarray(problem.arguments(given)[site], np.float64), SCORES[:, None])
+    varying, readers = np.ptp(table, axis=0) > 0.0, dict[int, int]()
+    for k in np.flatnonzero(varying).tolist():
+        errors = np.abs(curves.some([k])(table[:, [k]].astype(np.float64)) - scores).max(axis=0)
         entry = int(np.argmin(np.nan_to_num(errors, nan=np.inf)))
         reason = f"argument {k} is no monotone function of one number with a prior of its own and a known `cdf`"
         checks.require(bool(errors[entry] < 0.01), reason, NotExact)
-        readers.setdefault(entry, int(k))
-    chosen = sorted(readers)
-    correlation = _correlation({name: latents[name] for name in known})[np.ix_(chosen, chosen)]
-    root = np.linalg.cholesky(correlation)
-    one_to_one = len(chosen) == sum(latent.value.size for latent in latents.values())
-    names = [entry for name in known for entry in entry_names(name, latents[name].value.shape)]
-    ends = np.stack([entries.min(axis=0), entries.max(axis=0)])
+        readers.setdefault(entry, k)
+    chosen, order = zip(*sorted(readers.items()))
+    root = np.linalg.cholesky(scipy.linalg.block_diag(*blocks)[np.ix_(chosen, chosen)])
+    used = tuple(map(names.__getitem__, chosen))
+    coordinates = Coordinates(
+        usual=np.where(varying, np.nan, table[0]),
+        scores=curves.some(list(order)),
+        factor=None if np.array_equal(root, np.eye(len(root))) else (root, np.linalg.inv(root)),
+        readers=order,
+        names=used,
+        exact=True,
+        note=f"The arguments of the simulator at {site!r} are monotone functions of "
+        f"{', '.join(dict.fromkeys(name.split('[')[0] for name in used))}, entry by entry; in these coordinates the "
+        "prior is standard normal.",
+    )
+    sites = tuple((name, latent.value.shape) for name, latent in problem.latents.items())
+    if len(chosen) < sum(math.prod(shape) for _, shape in sites):
+        return coordinates
     values = Curves.through(np.broadcast_to(SCORES[:, None], entries.shape), entries)
     straight = np.ptp(values.powers[2], axis=1) == 0.0
-    order = [readers[entry] for entry in chosen]
-    return {
-        "usual": np.where(np.ptp(table, axis=0) > 0.0, np.nan, table[0]),
-        "scores": Curves(curves.knots[order], curves.powers[:, order]),
-        "factor": None if np.array_equal(root, np.eye(len(root))) else (root, np.linalg.inv(root)),
-        "values": values if one_to_one else None,
-        "bounds": np.where(straight, [[-np.inf], [np.inf]], ends) if one_to_one else None,
-        "sites": tuple((name, latent.value.shape) for name, latent in latents.items()) if one_to_one else (),
-        "readers": tuple(order),
-        "names": tuple(names[entry] for entry in chosen),
-        "exact": True,
-        "one_to_one": one_to_one,
-        "note": f"The arguments of the simulator at {site!r} are monotone functions of "
-        f"{', '.join(dict.fromkeys(names[entry].split('[')[0] for entry in chosen))}, entry by entry; in these "
-        "coordinates the prior is standard normal.",
-    }
+    ends = np.where(straight, [[-np.inf], [np.inf]], [entries.min(axis=0), entries.max(axis=0)])
+    return replace(coordinates, values=values, bounds=ends, sites=sites)
 
 
-def _fitted(table: np.ndarray, what: str, why: str, *, affine: bool = False) -> dict[str, Any]:
-    """The fields of coordinates that are fitted to a table of arguments `(m, p)`: normal scores, or affine ones."""
+def _fitted(table: np.ndarray, what: str, why: str, *, affine: bool = False) -> Coordinates:
+    """Coordinates that are fitted to a table of arguments `(m, p)`: normal scores, or affine ones."""
     table = np.asarray(table, np.float64)
-    moving = np.flatnonzero(np.ptp(table, axis=0) > 0.0)
-    rows = table[:, moving]
+    varying = np.ptp(table, axis=0) > 0.0
+    rows = table[:, varying]
     if affine:
         low, median, high = np.quantile(rows, ndtr([-1.0, 0.0, 1.0]), axis=0)
         sd = np.where(high > low, 0.5 * (high - low), rows.std(axis=0))
@@ -301,78 +244,22 @@ def _fitted(table: np.ndarray, what: str, why: str, *, affine: bool = False) -> 
         end = -ndtri(0.5 / len(rows))
         scores = np.linspace(-end, end, SAMPLE_SCORES)
         quantile = np.quantile(rows, ndtr(scores), axis=0, method="hazen")
-    return {
-        "usual": np.where(np.isin(np.arange(table.shape[1]), moving), np.nan, table[0]),
-        "scores": Curves.through(quantile, scores[:, None]),
-        "factor": None,
-        "values": None,
-        "bounds": None,
-        "sites": (),
-        "readers": tuple(int(k) for k in moving),
-        "names": tuple(f"arguments[{k}]" for k in moving),
-        "exact": False,
-        "one_to_one": False,
-        "note": f"In these coordinates the prior is only about standard normal: {what} were standardised "
-        f"because {why}.",
-    }
+    readers = tuple(np.flatnonzero(varying).tolist())
+    return Coordinates(
+        usual=np.where(varying, np.nan, table[0]),
+        scores=Curves.through(quantile, scores[:, None]),
+        readers=readers,
+        names=tuple(map("arguments[{}]".format, readers)),
+        note=f"In these coordinates the prior is only about standard normal: {what} were standardised because {why}.",
+    )
 
 
-def entry_names(name: str, shape: tuple[int, ...]) -> list[str]:
-    """Names of the numbers of a site, in order."""
-    return [f"{name}[{', '.join(map(str, index))}]" if index else name for index in np.ndindex(shape)]
-
-
-def quantiles(fn: dist.Distribution, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Values `(J, *shape)` whose normal scores are `SCORES`, entry by entry; None where no `cdf` is known."""
-    fn = in_present_precision(compat.innermost(fn))
-    scores = SCORES.reshape(-1, *(1,) * len(shape))
-    if isinstance(fn, dist.Normal | dist.MultivariateNormal | dist.LowRankMultivariateNormal):
-        mean, sd = (np.broadcast_to(np.asarray(part, np.float64), shape) for part in (fn.mean, np.sqrt(fn.variance)))
-        return mean + sd * scores
-    if fn.event_dim:
-        return None
-    if isinstance(fn, dist.TransformedDistribution):
-        inner = quantiles(fn.base_dist, shape)
-        if inner is None:
-            return None
-        values: Any = jnp.asarray(inner, jnp.result_type(float))
-        for transform in fn.transforms:
-            values = transform(values)
-        return np.asarray(np.where(values[0] <= values[-1], values, values[::-1]), np.float64)
-    chart = jnp.sinh if fn.support is constraints.real else biject_to(fn.support)
-
-    @Program
-    def evaluated(u):
-        with as_numpyro_does():
-            return chart(u), fn.cdf(chart(u))
-
-    size = math.prod(shape)
-    u, z = (np.zeros((0, size)) for _ in range(2))
-    wanted = np.linspace(-WIDEST, WIDEST, len(SCORES))[:, None] * np.ones(size)
-    for _ in range(REFINEMENTS):
-        try:
-            x, level = evaluated(jnp.asarray(wanted.reshape(-1, *shape), jnp.result_type(float)))
-        except NotImplementedError:
-            return None
-        level = np.clip(np.asarray(level, np.float64).reshape(wanted.shape), 1e-30, 1.0 - 1e-16)
-        u, z = np.concatenate([u, wanted]), np.concatenate([z, ndtri(level)])
-        order = np.argsort(u, axis=0)
-        u, z = np.take_along_axis(u, order, axis=0), np.take_along_axis(z, order, axis=0)
-        rising = np.where(z[-1] >= z[0], 1.0, -1.0)
-        wanted = np.stack([np.interp(r * SCORES, r * b, a) for r, a, b in zip(rising, u.T, z.T)], axis=1)
-    return np.asarray(x, np.float64)
-
-
-def _correlation(latents: Mapping[str, Latent]) -> np.ndarray:
-    """Prior correlation of the numbers of latents, one after another."""
-    blocks = []
-    for latent in latents.values():
-        fn, size = compat.innermost(latent.fn), latent.value.shape[-1] if latent.value.ndim else 1
-        if isinstance(fn, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
-            covariance = np.asarray(fn.covariance_matrix, np.float64)
-            sd = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
-            one = covariance / (sd[..., :, None] * sd[..., None, :])
-            blocks += list(np.broadcast_to(one, (latent.value.size // size, size, size)))
-        else:
-            blocks.append(np.eye(latent.value.size))
-    return scipy.linalg.block_diag(*blocks)
+def _correlations(latent: Latent) -> list[np.ndarray]:
+    """Prior correlations of the numbers of a latent: blocks along the diagonal, one after another."""
+    fn, shape = compat.innermost(latent.fn), latent.value.shape
+    if not isinstance(fn, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
+        return [np.eye(latent.value.size)]
+    covariance = np.asarray(fn.covariance_matrix, np.float64)
+    sd = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
+    size, one = shape[-1], covariance / (sd[..., :, None] * sd[..., None, :])
+    return list(np.broadcast_to(one, (*shape[:-1], size, size)).reshape(-1, size, size))

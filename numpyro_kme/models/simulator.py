@@ -270,16 +270,17 @@ class Simulator(Distribution):
 
     def _refuse_ambiguity(self, batch_shape: Shape) -> None:
         for i, param in enumerate(self.params):
+            if param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape:
+                continue
             along = [d for d in range(param.ndim) if checks.expands(param.shape[: param.ndim - d], batch_shape)]
             choices = [f"{d} if each takes {_entry(param.shape[param.ndim - d :])}" for d in along]
             choices += [f"{param.ndim} if each takes all of it"]
             choices += [] if along else [f"to run along the plates it needs the shape {batch_shape} in front"]
-            checks.require(
-                param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
+            raise checks.explained(
                 f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and plates expand the simulator to "
                 f"{batch_shape} calls, so it is not clear whether the parameter runs along a plate. Pass event_dims, "
                 f"with one number for each of the {len(self.params)} parameters; for parameter {i}: "
-                f"{', '.join(choices)}.",
+                f"{', '.join(choices)}."
             )
 
 

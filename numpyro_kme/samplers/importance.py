@@ -24,8 +24,6 @@ DEFENSIVE = 0.1
 """Part of the measure in a proposal."""
 SMALLEST, HALVINGS = -60.0, 14
 """Log of the smallest power of a likelihood, relative to the largest; how often the search halves an interval."""
-LEAST_POWER = 1e-3
-"""Smallest power that a proposal is fitted to."""
 BATCH = 1024
 """Points at which a likelihood is evaluated together."""
 
@@ -213,7 +211,7 @@ def _tempered(log_weights, effective):
         return 0.0, np.full(len(log_weights), 1.0 / len(log_weights))
 
     relative = log_weights - np.max(log_weights)
-    power = max(largest_power(relative, 1.0, effective), LEAST_POWER)
+    power = largest_power(relative, 1.0, effective)
     weights = np.exp(power * relative)
     return power, weights / weights.sum()
 

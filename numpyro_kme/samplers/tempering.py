@@ -143,32 +143,14 @@ class _Points(NamedTuple):
         return self.log_prior + temperature * self.log_likelihood
 
 
-class _Before(NamedTuple):
-    """Where chains began: positions `(M, D)`, clipped at the bounds `(D,)` and centred.
-
-    The bounds are the 1st and 99th percentiles, else one outlying particle would rule.
-    """
-
-    centred: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-    @classmethod
-    def of(cls, u: np.ndarray) -> "_Before":
-        ordered, out = np.sort(u, axis=0), int(0.01 * len(u))
-        low, high = ordered[out], ordered[-1 - out]
-        return cls(_centred(u, low, high), low, high)
-
-    def squared_autocorrelation(self, u: np.ndarray) -> float:
-        """Largest squared correlation of a coordinate of `u` with where the chains began; 1 where it does not vary."""
-        first, last = self.centred, _centred(u, self.low, self.high)
-        squares, shared = np.sum(first**2, axis=0) * np.sum(last**2, axis=0), np.sum(first * last, axis=0) ** 2
-        return float(np.max(np.divide(shared, squares, out=np.ones_like(shared), where=squares > 0)))
-
-
-def _centred(u, low, high):
-    clipped = np.clip(u, low, high)
-    return clipped - np.mean(clipped, axis=0)
+def _squared_autocorrelation(before: np.ndarray, after: np.ndarray) -> float:
+    """Largest squared correlation of a coordinate of positions `(M, D)` before and after moves; 1 where one does not
+    vary. Both are clipped at the 1st and 99th percentiles of those before, else one outlying particle would rule."""
+    ordered, out = np.sort(before, axis=0), int(0.01 * len(before))
+    first, last = np.clip(np.stack([before, after]), ordered[out], ordered[-1 - out])
+    first, last = first - np.mean(first, axis=0), last - np.mean(last, axis=0)
+    squares, shared = np.sum(first**2, axis=0) * np.sum(last**2, axis=0), np.sum(first * last, axis=0) ** 2
+    return float(np.max(np.divide(shared, squares, out=np.ones_like(shared), where=squares > 0)))
 
 
 def temper(
@@ -212,13 +194,10 @@ def temper(
             chosen = systematic(rng, weights, size)
             starts, log_evidence, num_temperatures = chosen[::MOVES], log_evidence + log_mean, num_temperatures + 1
             temperature = temperature if num_temperatures < MOST_TEMPERATURES else 1.0
-        proposal, points, ancestors = (
-            ProposalDistribution.fit(population.u[chosen]),
-            population.some(starts),
-            ancestors[starts],
-        )
-        before, kin = _Before.of(points.u), np.sum(np.bincount(ancestors) ** 2) / num_chains**2
-        ancestors, enough = np.tile(ancestors, MOVES), False
+        proposal, points = ProposalDistribution.fit(population.u[chosen]), population.some(starts)
+        before, ancestors, enough = points.u, ancestors[starts], False
+        kin = np.sum(np.bincount(ancestors) ** 2) / num_chains**2
+        ancestors = np.tile(ancestors, MOVES)
         for _ in range(MOST_ROUNDS):
             path: list[_Points] = []
             moved: list[np.ndarray] = []
@@ -226,7 +205,7 @@ def temper(
                 points, accepted = _move(rng, evaluate, proposal, points, temperature)
                 path.append(points)
                 moved.append(accepted)
-                shared = before.squared_autocorrelation(points.u)
+                shared = _squared_autocorrelation(before, points.u)
                 effective_size = 1.0 / ((1.0 - shared) / num_chains + shared * (kin + unequal))
                 enough = temperature >= 1.0 and bool(effective_size >= ENOUGH * num_chains)
             population, num_moves = _Points.joined(path), num_moves + len(path)

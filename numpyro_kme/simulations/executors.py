@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.models import command, simulator_functions
-from numpyro_kme.simulations.failures import Failure, SimulationError, raised, timed_out
+from numpyro_kme.simulations.failures import Failure, SimulationError
 
 TASK_SECONDS = 0.2
 """Tasks hold as many simulations as take about this long, so that sending them costs little and losing them too."""
@@ -52,7 +52,9 @@ def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
     except Failure as failure:
         return failure
     except (Exception, SystemExit) as error:
-        return raised(error)
+        raised = Failure(type(error).__name__, str(error))
+        raised.__cause__ = error
+        return raised
 
 
 def simulate_pickled(job: bytes, rows: Sequence[Row], timeout: float | None) -> tuple[float, list[Outcome]]:
@@ -140,16 +142,17 @@ def _limited(seconds: float | None, function: Callable, *args: Any) -> Any:
     """Call a function with a time limit: by an alarm in a main thread, else in a thread that is left behind."""
     if seconds is None:
         return function(*args)
+    late = Failure("timeout", f"it took longer than {seconds:g} s")
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-        with _alarm(seconds):
+        with _alarm(seconds, late):
             return function(*args)
-    return _in_thread(seconds, function, *args)
+    return _in_thread(seconds, late, function, *args)
 
 
 @contextmanager
-def _alarm(seconds):
+def _alarm(seconds, late):
     def ring(*_):
-        raise timed_out(seconds)
+        raise late
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -160,7 +163,7 @@ def _alarm(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
-def _in_thread(seconds, function, *args):
+def _in_thread(seconds, late, function, *args):
     future: Future = Future()
 
     def run():
@@ -172,5 +175,5 @@ def _in_thread(seconds, function, *args):
 
     threading.Thread(target=run, daemon=True).start()
     if not wait([future], seconds).done:
-        raise timed_out(seconds)
+        raise late
     return future.result()

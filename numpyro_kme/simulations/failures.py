@@ -29,13 +29,6 @@ class Failure(Exception):
         return f"{self.reason} ({self.kind})" if self.reason else self.kind
 
 
-def raised(error: BaseException) -> Failure:
-    """The failure of a simulator that raised, `sys.exit` included."""
-    failure = Failure(type(error).__name__, str(error))
-    failure.__cause__ = error
-    return failure
-
-
 @frozen
 class SimulatedMissing:
     """NaN is what a simulator gives for what is not recorded, and no failure: reporting, detection, dropping out.
@@ -45,23 +38,23 @@ class SimulatedMissing:
     """
 
 
-def not_finite(x: np.ndarray, missing: SimulatedMissing | None = None) -> Failure | None:
-    """The failure of a simulator that gave values that are not finite; None if all are, or NaN where that is said."""
-    allowed = np.isfinite(x) if missing is None else ~np.isinf(x)
-    return _not_finite(int(np.sum(~allowed)), np.size(x))
+def unsound(x: np.ndarray, ragged_dims: int, missing: SimulatedMissing | None) -> Failure | None:
+    """The failure of a simulator that gave values that are not finite; None if all are, or NaN where that is said.
 
-
-def not_ragged(x: np.ndarray, event_dim: int) -> Failure | None:
-    """The failure of a simulator of outputs of any length: no row, or values before the end that are not finite."""
-    events = x.reshape(-1, *x.shape[x.ndim - event_dim :])
-    if not lengths(events).all():
-        return Failure("no rows", "an output of it has no row: the first is NaN already")
-    inside = ~beyond_end(events)
-    return _not_finite(int(np.sum(inside & ~np.isfinite(events))), int(inside.sum()))
-
-
-def _not_finite(bad: int, size: int) -> Failure | None:
-    return Failure("not finite", f"{bad} of its {size} values are not finite") if bad else None
+    Args:
+        x: One output.
+        ragged_dims: Dimensions of an event, where one may end before its last row; else 0.
+        missing: Whether NaN is what is not recorded.
+    """
+    bad = np.isinf(x) if missing else ~np.isfinite(x)
+    size = bad.size
+    if ragged_dims:
+        events = x.reshape(-1, *x.shape[x.ndim - ragged_dims :])
+        if not lengths(events).all():
+            return Failure("no rows", "an output of it has no row: the first is NaN already")
+        inside = ~beyond_end(events)
+        bad, size = bad.reshape(inside.shape) & inside, inside.sum()
+    return Failure("not finite", f"{bad.sum()} of its {size} values are not finite") if bad.any() else None
 
 
 @frozen
@@ -112,8 +105,3 @@ def retries(on_failure: OnFailure) -> int:
 def stops(on_failure: OnFailure) -> bool:
     """Tell whether the first failure that remains ends the run."""
     return (on_failure.then if isinstance(on_failure, Retry) else on_failure) == "raise"
-
-
-def timed_out(seconds) -> Failure:
-    """The failure of a simulation that has taken too long."""
-    return Failure("timeout", f"it took longer than {seconds:g} s")

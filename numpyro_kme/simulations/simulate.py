@@ -17,7 +17,6 @@ from numpyro_kme._core.display import frozen
 from numpyro_kme._core.keys import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
-from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import site_runs
 from numpyro_kme.simulations.failures import (
     OnFailure,
@@ -205,7 +204,8 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
         "block size": plan.block_size,
         "float64": jnp.result_type(float) == jnp.float64,
     }
-    for name, simulator in _simulators(problem).items():
+    for name, site in problem.simulators.items():
+        simulator = site.simulator
         kind = ("ragged " if simulator.ragged else "") + ("black box" if simulator.black_box else "function in JAX")
         shape = f"{simulator.dtype}{list(simulator.shape())}"
         found[f"simulator of `{name}`"] = f"{kind} {simulator_functions.name(simulator.fn)} -> {shape}"
@@ -216,8 +216,8 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
 
 def _check_penalty(value: float, problem: Problem) -> None:
     """That outputs of whole numbers and truth values can hold what stands for failures."""
-    for name, simulator in _simulators(problem).items():
-        dtype = simulator.dtype
+    for name, site in problem.simulators.items():
+        dtype = site.simulator.dtype
         if dtype.kind != "f":
             least, largest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
             checks.require(
@@ -225,10 +225,6 @@ def _check_penalty(value: float, problem: Problem) -> None:
                 f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give a "
                 "value that they can, or declare dtype=float.",
             )
-
-
-def _simulators(problem: Problem) -> dict[str, Simulator]:
-    return {name: site.simulator for name, site in problem.simulators.items()}
 
 
 def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:

@@ -15,7 +15,7 @@ from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.kernels.ragged import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulations.failures import SimulatedMissing, SimulationError, not_ragged
+from numpyro_kme.simulations.failures import SimulatedMissing, SimulationError, unsound
 from numpyro_kme.simulations.store import Store
 
 
@@ -282,7 +282,7 @@ def _sound(x: np.ndarray, ragged_dims: int, missing: SimulatedMissing | None = N
     """Mark the outputs `(m, ...)` that are finite, `(m,)`, before their ends where they may have such."""
     if not ragged_dims:
         return (np.isfinite(x) if missing is None else ~np.isinf(x)).reshape(len(x), -1).all(axis=1)
-    return np.array([not_ragged(one, ragged_dims) is None for one in x])
+    return np.array([unsound(one, ragged_dims, None) is None for one in x])
 
 
 def _stacked(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from numpyro_kme._core.programs import Program
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations import executors
-from numpyro_kme.simulations.failures import Failure, SimulationError, not_finite, not_ragged, retries, stops
+from numpyro_kme.simulations.failures import Failure, SimulationError, retries, stops, unsound
 from numpyro_kme.simulations.store import Part, Store, StoreError
 
 if TYPE_CHECKING:
@@ -106,9 +106,10 @@ class Run:
     def _report(self, again: list[int] | None, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
         """Record finished simulations; those that failed are run `again`, or raise where the policy is that."""
         sound, failed = [], []
+        ragged_dims = self.simulator.event_dim if self.simulator.ragged else 0
         for row, outcome in zip(map(int, rows), outcomes, strict=True):
             if not isinstance(outcome, Failure):
-                outcome = self._failure(outcome) or outcome
+                outcome = unsound(outcome, ragged_dims, self.plan.missing) or outcome
             if not isinstance(outcome, Failure):
                 self.x[row] = outcome
                 sound.append(row)
@@ -127,12 +128,6 @@ class Run:
             self._write()
         if failed and self.stops:
             self._raise(failed[0])
-
-    def _failure(self, x: np.ndarray) -> Failure | None:
-        """The failure that an output is, if any."""
-        if self.simulator.ragged:
-            return not_ragged(x, self.simulator.event_dim)
-        return not_finite(x, self.plan.missing)
 
     def _write(self) -> None:
         """Write what has come in."""
