@@ -207,7 +207,7 @@ def _of_half(
     if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
         return None
     with checks.collected_warnings():
-        half = fit_likelihood(theta[rows], x[rows], form=learnt.form_of_part, **how)
+        half = fit_likelihood(theta[rows], x[rows], form=learnt.form_of_half, **how)
     if isinstance(whole, StatisticsSurrogate):
         return replace(fitted, surrogate=replace(whole, inner=half.surrogate), simulated=half.simulated)
     return half

@@ -5,6 +5,7 @@ $j$ and made positive: $\bar a_{ji} \propto (W_{ji})_+$ and $W_{ji} = -P_{ji} / 
 $P = B - B 1 1' B / 1' B 1$ and $B = (K + m \lambda I)^{-1}$.
 """
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from math import log
 from typing import NamedTuple
@@ -44,10 +45,10 @@ CANDIDATES = {
     "beta": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
     "lam": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
 }
-"""What is tried in turn; of `beta` times the root of the number of coordinates."""
+"""Values that are tried in turn; `beta` in units of the root of the number of coordinates."""
 
 BEGIN, SWEEPS = Bandwidths(2.0, 0.1, 0.5, 0.25), 2
-"""Where the search begins; turns in which each hyperparameter is set to its best value given the others."""
+"""Where the search begins; turns in which each hyperparameter climbs, value by value, given the others."""
 
 
 class LearntBandwidths(NamedTuple):
@@ -73,14 +74,23 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> LearntBandwidths:
         weights = weights_of(at.beta, at.lam)
         return np.sum([kernels.log_density(weights) for kernels in kernels_of(at.eps, at.sensitivity)], axis=0)
 
+    score = cache(lambda at: float(np.mean(log_densities(at))))
     for _ in range(SWEEPS):
         for name, values in CANDIDATES.items():
-            tried = [now._replace(**{name: value}) for value in values]
-            now = max(tried, key=lambda at: float(np.mean(log_densities(at))))
+            now = _climb(now, name, values, score)
     kernels, weights = kernels_of(now.eps, now.sensitivity), weights_of(now.beta, now.lam)
     gaps = [part.log_tails - part.log_mixture(weights) for part in kernels]
     tail_weights = np.minimum([mixing_proportion(gap, (PRIOR_COUNT, 0.0)) for gap in gaps], LARGEST_WEIGHT)
     return LearntBandwidths(now._replace(beta=root * now.beta), log_densities(now), tail_weights)
+
+
+def _climb(now: Bandwidths, name: str, values: tuple, score: Callable[[Bandwidths], float]) -> Bandwidths:
+    """Move one hyperparameter to the next of its candidates while that raises the score."""
+    best = None
+    while best != now:
+        best, place = now, values.index(getattr(now, name))
+        now = max((now._replace(**{name: value}) for value in values[max(place - 1, 0) : place + 2]), key=score)
+    return now
 
 
 class _Kernels(NamedTuple):
@@ -107,10 +117,10 @@ class _Kernels(NamedTuple):
         return np.logaddexp(log(1.0 - DEFENSIVE) + self.log_mixture(weights), log(DEFENSIVE) + self.log_tails)
 
 
-def log_densities_alone(z: np.ndarray, columns: np.ndarray, bandwidths: Bandwidths) -> np.ndarray:
-    """Held-out log densities of single residuals `(m, n)`, each by itself, at given bandwidths, `(m, n)`."""
-    weights, kinds = held_out_weights(z, bandwidths.beta, bandwidths.lam), (bandwidths.eps, bandwidths.sensitivity)
-    return np.stack([_Kernels.of(column, *kinds).log_density(weights) for column in columns.T[:, :, None]], axis=1)
+def log_densities_at(z: np.ndarray, blocks: list[np.ndarray], at: Bandwidths) -> np.ndarray:
+    """Held-out log densities of `b` blocks of residuals, `(m, k)` each, at given bandwidths, `(m, b)`."""
+    weights = held_out_weights(z, np.sqrt(z.shape[1]) * at.beta, at.lam)
+    return np.stack([_Kernels.of(block, at.eps, at.sensitivity).log_density(weights) for block in blocks], axis=1)
 
 
 def held_out_weights(z: np.ndarray, beta: float, lam: float) -> np.ndarray:

@@ -16,13 +16,13 @@ from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.residual.bandwidths import Bandwidths, learn, log_densities_alone, mixing_proportion
+from numpyro_kme.likelihoods.residual.bandwidths import BEGIN, Bandwidths, learn, log_densities_at, mixing_proportion
 from numpyro_kme.likelihoods.residual.decorrelation import WORTH, TriangularMap, fit_curves, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import KernelMixture, ResidualDensity
 from numpyro_kme.likelihoods.residual.location_scale import fit_statistics, start_locations
 from numpyro_kme.likelihoods.residual.smoothness import Inputs
 from numpyro_kme.likelihoods.residual.support import fit_support_bounds
-from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate, Standardisation
+from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, ResidualSurrogate, Standardisation
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties
 
 MOST_PAIRS = 500
@@ -37,9 +37,6 @@ RAW = 0.05
 
 TRIED = Bandwidths(1.5, 0.03, 0.25, 0.0)
 """Bandwidths where nothing is learnt yet, `beta` times the root of the number of coordinates."""
-
-MIN_SIMULATIONS = 10
-"""Fewer simulations than this cannot be held out from."""
 
 TAIL, REACH = 0.02, 2.0
 """For learning, statistics are clipped where their arcsinh is beyond its `TAIL` quantiles by `REACH`: far outliers."""
@@ -121,7 +118,7 @@ class ResidualKernelMeans(Form):
         with solves.one_blas_thread:
             return self._fit(z, x, StatisticsTransform.fit(x))
 
-    def _rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
+    def rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
         """Simulations that hyperparameters are learnt from, at random: first one of each that have the same
         coordinates, since others tell of functions where they are known, and not between."""
         most = int(np.clip(len(z) // 10, 2000, 6000))
@@ -130,7 +127,7 @@ class ResidualKernelMeans(Form):
 
     @numpy_function
     def _fit(self, z, x, transform):
-        rows, first = self._rows(z), Repeats.of(z).first
+        rows, first = self.rows(z), Repeats.of(z).first
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
@@ -175,7 +172,7 @@ class ResidualKernelMeans(Form):
         their density blurs them. Those of the statistic stay where they are, and its own embedding, of which the
         weights follow the parameters, keeps them.
         """
-        rows = self._rows(z)[:MOST_PAIRS]
+        rows = self.rows(z)[:MOST_PAIRS]
         points, raw, own = (np.asarray(part[rows], np.float32) for part in (z, statistics, residuals))
         better = _alone(points, raw) - _alone(points, own) - gained
         still = better.mean(axis=0) > np.maximum(RAW, SIGNIFICANT * better.std(axis=0) / np.sqrt(len(rows)))
@@ -196,19 +193,19 @@ class ResidualKernelMeans(Form):
             return self._dependence(z, residuals, still)
 
     def _dependence(self, z, residuals, still):
-        rows, chosen = self._rows(z), np.flatnonzero(~still & self.decorrelate)
-        straight, v = fit_triangular_map(residuals, rows, chosen)
-        learnt = self._embedded(z, v, rows, straight, -np.asarray(straight.log_scale))
-        if not self.curved or len(chosen) < max(2, len(still)):
-            return learnt
-        more = self._rows(z, MOST_PAIRS)  # of functions of many coordinates there is more to learn
-        found = fit_curves(self.steps, z, residuals, v, more)
-        if found is None:
-            return learnt
-        curved, v, added = found
-        improvement = learnt.improvements["decorrelation"] + added
-        other = self._embedded(z, v, rows, replace(straight, curved=curved), improvement)
-        return other if other.score > learnt.score + WORTH else learnt
+        rows, chosen = self.rows(z), np.flatnonzero(~still & self.decorrelate)
+        decorrelation, v = fit_triangular_map(residuals, rows, chosen)
+        improvement = -np.asarray(decorrelation.log_scale)
+        if self.curved and len(chosen) == len(still) > 1:
+            more = self.rows(z, MOST_PAIRS)  # of functions of many coordinates there is more to learn
+            found = fit_curves(self.steps, z, residuals, v, more)
+            if found is not None:
+                curved, other, added = found
+                few, before, after = (part[more[:MOST_PAIRS]].astype(np.float32) for part in (z, v, other))
+                shape = log_densities_at(few, [after], BEGIN) - log_densities_at(few, [before], BEGIN)
+                if added.sum() + shape.mean() > WORTH:
+                    decorrelation, v, improvement = replace(decorrelation, curved=curved), other, improvement + added
+        return self._embedded(z, v, rows, decorrelation, improvement)
 
     def _embedded(self, z, v, rows, decorrelation, improvement) -> "Dependence":
         """With the density of held-out decorrelated residuals `v`."""
@@ -243,7 +240,7 @@ class Dependence(NamedTuple):
 
 def _alone(z: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Held-out log densities of single residuals `(m, n)`, each by itself, where nothing is learnt yet, `(m, n)`."""
-    return log_densities_alone(z, columns, TRIED._replace(beta=TRIED.beta * float(np.sqrt(z.shape[1]))))
+    return log_densities_at(z, np.split(columns, columns.shape[1], axis=1), TRIED)
 
 
 def _clipped(s: np.ndarray) -> np.ndarray:

@@ -23,6 +23,9 @@ from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
+MIN_SIMULATIONS = 10
+"""Fewer simulations than this cannot be held out from."""
+
 SHOWN = 8
 """So many statistics are listed by number."""
 
@@ -103,10 +106,12 @@ class ResidualSurrogate(Surrogate):
     form: Any = field(metadata=dict(static=True))
 
     @property
-    def form_of_part(self) -> Any:
-        """The settings for a part of the simulations: a third of the steps, no bounds or curves where all show none."""
+    def form_of_half(self) -> Any:
+        """The settings for half of the simulations: learnt from half as many, in a third of the steps, without bounds
+        or curves where all simulations show none."""
         bounds, curved = bool(np.any(self.standardisation.support.side)), self.decorrelation.curved is not None
-        return replace(self.form, bounds=bounds, curved=curved, steps=max(self.form.steps // 3, 1))
+        subset, steps = len(self.form.rows(self.simulated)) // 2, max(self.form.steps // 3, 1)
+        return replace(self.form, bounds=bounds, curved=curved, subset=max(subset, MIN_SIMULATIONS), steps=steps)
 
     @property
     def moves(self) -> bool:
