@@ -185,7 +185,7 @@ def test_nothing_is_loose_at_the_top():
         ("likelihoods.base", "from numpyro_kme.likelihoods.distribution import X", "of distributions"),
         ("engines.kelfi", "from numpyro_kme.engines.discrepancy_abc import K2ABC", "no engine imports another"),
         ("engines.kelfi", "from .discrepancy_abc import K2ABC", "no engine imports another"),
-        ("embeddings.herding", "from numpyro_kme import Gaussian", "not from the package"),
+        ("embeddings.means", "from numpyro_kme import Gaussian", "not from the package"),
         ("models.problem", "import matplotlib", "outside packages"),
         ("surprise", "import jax", "not in the table"),
     ],

@@ -10,7 +10,7 @@ from numpyro_kme.abc.weighting import (
     rejection_weights,
     soft_abc_weights,
 )
-from numpyro_kme.kernels.regression import DistributionRegression
+from numpyro_kme.kernels.low_rank import DistributionRegression
 
 __all__ = ["DistributionRegression", "OutOfDistributionCheck", "RegressionAdjustment", "RejectionWeights"]
 __all__ += ["SoftWeights", "discrepancies_to", "effective_sample_size", "out_of_distribution_check"]

@@ -8,8 +8,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.abc.weighting import with_unit_sum
-from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
 from numpyro_kme.kernels import low_rank, median_heuristic
 from numpyro_kme.kernels.base import Kernel, num_points
 from numpyro_kme.kernels.stationary import Gaussian

@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.display import shown
-from numpyro_kme.kernels.length_scales import REGULARISATIONS
+from numpyro_kme.kernels.low_rank import REGULARISATIONS
 from numpyro_kme.samplers.importance import effective_size
 
 ACCEPTED, LEAST = 0.02, 50.0

@@ -13,7 +13,7 @@ from numpyro_kme._core.keys import split
 from numpyro_kme.diagnostics.data_sets import plan_of_data
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, problem_of
-from numpyro_kme.kernels.ragged import lengths
+from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.models.problem import Arrays
 
 

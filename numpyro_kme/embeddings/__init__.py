@@ -2,10 +2,10 @@
 
 from numpyro_kme.embeddings import measures
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
-from numpyro_kme.embeddings.herding import herd
 from numpyro_kme.embeddings.hypothesis_tests import PermutationTest, hsic, hsic_test, mmd_test
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, conditional_embedding, kernel_sum_rule
-from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
+from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic, squared_mmd
 from numpyro_kme.embeddings.parameter_choice import (
     ChosenSettings,
@@ -15,7 +15,6 @@ from numpyro_kme.embeddings.parameter_choice import (
     choose_by_prediction,
     kernel_bayes_candidates,
 )
-from numpyro_kme.embeddings.weighted_points import Measure
 
 __all__ = [
     "ChosenSettings",

@@ -8,6 +8,7 @@ a product of two Gaussian kernels is a Gaussian kernel times a constant, and a m
 by weighted points: a quasi-random set drawn from the measure stands in for it.
 """
 
+import abc
 from dataclasses import field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,12 +24,110 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import full_precision, numpy_rng
 from numpyro_kme._core.solves import Array
-from numpyro_kme.embeddings.weighted_points import Measure, Points
 from numpyro_kme.kernels.base import Kernel, namespace, register
-from numpyro_kme.kernels.gram import one_per_dimension, squared_distances
+from numpyro_kme.kernels.gram import matvec, one_per_dimension, squared_distances, uniform_weights
 from numpyro_kme.kernels.stationary import Gaussian
 
 __all__ = ["Normal", "NormalMixture", "Points", "Tilted", "standard_normal"]
+
+
+class Measure(abc.ABC):
+    """A probability measure `p` on `R^D`: NumPy float64 for arrays of NumPy, traceable for those of JAX."""
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Dimension `D`."""
+
+    @abc.abstractmethod
+    def mean_embedding(self, kernel: Kernel, a: ArrayLike) -> Any:
+        """Values `int k(a_i, t) p(dt)` at the points `a` of shape `(m, D)`, `(m,)`."""
+
+    @abc.abstractmethod
+    def product_embedding(self, kernel_a: Kernel, a: ArrayLike, kernel_b: Kernel, b: ArrayLike) -> Any:
+        """Matrix `int k_a(a_i, t) k_b(t, b_j) p(dt)` for points `(m, D)` and `(r, D)`, `(m, r)`."""
+
+    @abc.abstractmethod
+    def as_points(self) -> "Points":
+        """Weighted points that stand for the measure."""
+
+    @abc.abstractmethod
+    def moments(self) -> tuple[Any, Any]:
+        """Mean `(D,)` and covariance `(D, D)`."""
+
+    @abc.abstractmethod
+    def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
+        """`n` independent draws, `(n, D)`, by NumPy."""
+
+    @abc.abstractmethod
+    def log_densities(self, points: Any) -> Any:
+        """Log densities at points `(n, D)`, `(n,)`; raises where the measure has none."""
+
+
+@register
+class Points(Measure):
+    """The measure `sum_t weights_t delta(points_t)`: prior draws where no closed form is known.
+
+    Args:
+        points: `(T, D)`.
+        weights: `(T,)`, non-negative, with sum one; equal when left out.
+    Embeddings cost `T` kernel evaluations a point.
+    """
+
+    points: ArrayLike
+    weights: ArrayLike | None = None
+
+    def __post_init__(self):
+        checks.table("points", self.points)
+        if self.weights is not None:
+            checks.shaped("weights", self.weights, np.shape(self.points)[:1], "per point")
+            checks.non_negative("weights", self.weights)
+            checks.sums_to_one("weights", self.weights)
+
+    @property
+    def dim(self):
+        """Dimension `D`."""
+        return jnp.shape(self.points)[1]
+
+    @property
+    def probabilities(self) -> Any:
+        """The weights, `(T,)`."""
+        return uniform_weights(self.points) if self.weights is None else self.weights
+
+    def as_points(self) -> "Points":
+        """Itself."""
+        return self
+
+    @full_precision
+    def mean_embedding(self, kernel, a):
+        """`sum_t weights_t k(a_i, points_t)`."""
+        checks.sound("a", a)
+        return matvec(kernel, a, self.points, self.probabilities)
+
+    @full_precision
+    def product_embedding(self, kernel_a, a, kernel_b, b):
+        """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
+        return (kernel_a.gram(a, self.points) * self.probabilities[None, :]) @ kernel_b.gram(self.points, b)
+
+    @full_precision
+    def moments(self):
+        """Weighted mean and covariance."""
+        mean = self.probabilities @ self.points
+        centred = self.points - mean[None, :]
+        return mean, (centred * self.probabilities[:, None]).T @ centred
+
+    def sample(self, rng_key, n):
+        """Points drawn with replacement."""
+        checks.key(rng_key)
+        probabilities = np.asarray(self.probabilities, np.float64)
+        return numpy_rng(rng_key).choice(np.asarray(self.points), n, p=probabilities / probabilities.sum())
+
+    def log_densities(self, points):
+        """A set of points has no density."""
+        raise checks.explained(
+            "`Points` has no density: it stands for a measure known by draws alone. Use its draws with "
+            "importance weights, or give a Normal or NormalMixture."
+        )
 
 
 @shown
@@ -63,52 +162,50 @@ class NormalMixture(Measure):
     num_points: int = field(default=2048, metadata=dict(static=True))
 
     def __post_init__(self):
-        if checks.is_concrete((self.weights, self.means, self.covariances)):
-            shapes = np.shape(self.weights), np.shape(self.means), np.shape(self.covariances)
+        shapes = np.shape(self.weights), np.shape(self.means), np.shape(self.covariances)
+        checks.require(
+            len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and shapes[2] == (*shapes[1], shapes[1][1]),
+            "`weights`, `means` and `covariances` must have shapes (K,), (K, D) and (K, D, D); "
+            f"got {shapes[0]}, {shapes[1]} and {shapes[2]}.",
+        )
+        checks.sound("means", self.means)
+        checks.sound("covariance", self.covariances)
+        checks.positive("weights", self.weights)
+        checks.sums_to_one("weights", self.weights)
+        if checks.is_concrete(self.covariances):
+            matrices = np.asarray(self.covariances, np.float64)
+            smallest = np.linalg.eigvalsh(matrices).min(initial=np.inf)
             checks.require(
-                len(shapes[1]) == 2 and shapes[0] == shapes[1][:1] and shapes[2] == (*shapes[1], shapes[1][1]),
-                "`weights`, `means` and `covariances` must have shapes (K,), (K, D) and (K, D, D); "
-                f"got {shapes[0]}, {shapes[1]} and {shapes[2]}.",
+                bool(smallest > 0) and np.allclose(matrices, np.swapaxes(matrices, 1, 2), rtol=1e-5),
+                f"`covariance` must be symmetric and positive definite; its smallest eigenvalue is {smallest:.3g}.",
             )
-            checks.sound("means", self.means)
-            _require_covariances(self.covariances)
-            checks.positive("weights", self.weights)
-            total = float(np.sum(np.asarray(self.weights)))
-            checks.require(abs(total - 1.0) < 1e-4, f"`weights` must sum to 1; they sum to {total}.")
 
     @property
     def dim(self):
         """Dimension `D`."""
         return jnp.shape(self.means)[1]
 
-    def components(self) -> tuple[Any, Any, Any]:
-        """Log weights `(K,)`, means `(K, D)` and covariances `(K, D, D)`."""
-        xp = namespace(self)
-        return xp.log(self.weights), xp.asarray(self.means), xp.asarray(self.covariances)
-
     @full_precision
     def as_points(self) -> Points:
         """`num_points` quasi-random draws (scrambled Sobol points, always the same), stratified by component."""
-        (log_weights, means, covariances), xp = self.components(), namespace(self)
-        each = max(self.num_points // len(means), 1)
-        noise = _quasi_normals(each, self.dim).astype(means.dtype)
-        draws = means[:, None, :] + noise[None] @ xp.swapaxes(xp.linalg.cholesky(covariances), 1, 2)
-        return Points(draws.reshape(-1, self.dim), xp.repeat(xp.exp(log_weights) / each, each))
+        xp, each = namespace(self), max(self.num_points // len(self.means), 1)
+        noise = _quasi_normals(each, self.dim).astype(self.means.dtype)
+        draws = self.means[:, None, :] + noise[None] @ xp.swapaxes(xp.linalg.cholesky(self.covariances), 1, 2)
+        return Points(draws.reshape(-1, self.dim), xp.repeat(self.weights / each, each))
 
     @full_precision
     def tilt(self, kernel: Kernel, a: Array) -> Tilted:
         """The measures `k(a_i, t) p(dt)` for a Gaussian kernel, by completing the square in each component."""
         if not isinstance(kernel, Gaussian):
             raise checks.explained(f"`kernel` must be Gaussian for a closed form; got {type(kernel).__name__}.")
-        (log_weights, means, covariances), xp = self.components(), namespace(self, kernel, a)
-        unit, scaled, inverse, log_mass = _widened(
-            covariances, one_per_dimension(kernel.length_scale, self.dim, xp), xp
-        )
-        white = ((a[None] - means[:, None]) / unit[:, None]) @ xp.swapaxes(inverse, 1, 2)
+        xp, means = namespace(self, kernel, a), self.means[:, None]
+        length_scale = one_per_dimension(kernel.length_scale, self.dim, xp)
+        unit, scaled, inverse, log_mass = _widened(self.covariances, length_scale, xp)
+        white = ((a[None] - means) / unit[:, None]) @ xp.swapaxes(inverse, 1, 2)
         half = inverse @ scaled
-        moved = means[:, None] + (white @ half) * unit[:, None]
+        moved = means + (white @ half) * unit[:, None]
         left = (scaled - xp.swapaxes(half, 1, 2) @ half) * unit[:, None] * unit[:, :, None]
-        log_masses = (log_weights + log_mass)[:, None] - 0.5 * xp.sum(white * white, axis=2)
+        log_masses = (xp.log(self.weights) + log_mass)[:, None] - 0.5 * xp.sum(white * white, axis=2)
         return Tilted(log_masses.T, xp.swapaxes(moved, 0, 1), left)
 
     def mean_embedding(self, kernel, a):
@@ -128,17 +225,17 @@ class NormalMixture(Measure):
         """
         if not (isinstance(kernel_a, Gaussian) and isinstance(kernel_b, Gaussian)):
             return self.as_points().product_embedding(kernel_a, a, kernel_b, b)
-        (log_weights, means, covariances), xp = self.components(), namespace(self, kernel_a, a, kernel_b, b)
+        xp = namespace(self, kernel_a, a, kernel_b, b)
         of_a, of_b = (one_per_dimension(kernel.length_scale, self.dim, xp) for kernel in (kernel_a, kernel_b))
         total = xp.hypot(of_a, of_b)
         from_a, from_b = a * xp.square(of_b / total), b * xp.square(of_a / total)
-        unit, _, inverse, log_mass = _widened(covariances, of_a * (of_b / total), xp)
+        unit, _, inverse, log_mass = _widened(self.covariances, of_a * (of_b / total), xp)
         inverse = xp.swapaxes(inverse, 1, 2)
-        white_a = ((from_a[None] - means[:, None]) / unit[:, None]) @ inverse
+        white_a = ((from_a[None] - self.means[:, None]) / unit[:, None]) @ inverse
         white_b = (-from_b[None] / unit[:, None]) @ inverse
         apart = xp.stack([squared_distances(*both) for both in zip(white_a, white_b)])
-        log_tilts = (log_weights + log_mass)[:, None, None] - 0.5 * apart
-        return xp.exp(Gaussian(total[0]).log_gram(a, b) + _log_sum(log_tilts, xp))
+        logs = log_mass[:, None, None] - 0.5 * apart + Gaussian(total[0]).log_gram(a, b)[None]
+        return xp.tensordot(self.weights, xp.exp(logs), axes=1)
 
     @full_precision
     def moments(self):
@@ -160,11 +257,13 @@ class NormalMixture(Measure):
     @full_precision
     def log_densities(self, points):
         """`log sum_k w_k N(t | m_k, S_k)`."""
-        (log_weights, means, covariances), xp = self.components(), namespace(self, points)
-        factor = xp.linalg.cholesky(covariances)
-        white = (points[None] - means[:, None]) @ xp.swapaxes(xp.linalg.inv(factor), 1, 2)
+        xp = namespace(self, points)
+        factor = xp.linalg.cholesky(self.covariances)
+        white = (points[None] - self.means[:, None]) @ xp.swapaxes(xp.linalg.inv(factor), 1, 2)
         log_norms = xp.log(xp.diagonal(factor, axis1=1, axis2=2)).sum(axis=1) + 0.5 * self.dim * np.log(2.0 * np.pi)
-        return _log_sum((log_weights - log_norms)[:, None] - 0.5 * xp.sum(white * white, axis=2), xp)
+        logs = (xp.log(self.weights) - log_norms)[:, None] - 0.5 * xp.sum(white * white, axis=2)
+        peak = logs.max(axis=0)
+        return peak + xp.log(xp.exp(logs - peak[None]).sum(axis=0))
 
 
 def Normal(mean: ArrayLike, covariance: ArrayLike, num_points: int = 2048) -> NormalMixture:
@@ -200,26 +299,8 @@ def _widened(covariances: Any, length_scale: Any, xp: Any) -> tuple[Any, Any, An
     return unit, scaled, xp.linalg.inv(factor), log_mass
 
 
-def _log_sum(logs: Any, xp: Any) -> Any:
-    """Logarithm of the sum of exponentials over the first axis."""
-    peak = logs.max(axis=0)
-    return peak + xp.log(xp.exp(logs - peak[None]).sum(axis=0))
-
-
 @lru_cache(maxsize=8)
 def _quasi_normals(n: int, dim: int) -> np.ndarray:
-    points = scipy.stats.qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0)).random_base2(
-        int(np.ceil(np.log2(n)))
-    )
+    sobol = scipy.stats.qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0))
+    points = sobol.random_base2(int(np.ceil(np.log2(n))))
     return special.ndtri(np.clip(points[:n], 1e-12, 1.0 - 1e-12))
-
-
-def _require_covariances(value: ArrayLike) -> None:
-    """Require symmetric positive definite matrices `(..., D, D)`."""
-    checks.sound("covariance", value)
-    matrices = np.asarray(value, np.float64)
-    smallest = np.linalg.eigvalsh(matrices).min(initial=np.inf)
-    checks.require(
-        bool(smallest > 0) and np.allclose(matrices, np.swapaxes(matrices, -1, -2), rtol=1e-5),
-        f"`covariance` must be symmetric and positive definite; its smallest eigenvalue is {smallest:.3g}.",
-    )

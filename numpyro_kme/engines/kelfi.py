@@ -17,7 +17,7 @@ from numpyro_kme.engines.learnt_model import Drawn, joint_values
 from numpyro_kme.engines.learnt_posterior import UNSURE, LearntPosterior, emit_warnings, observation
 from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.ragged import WithLength, require_any_length
+from numpyro_kme.kernels.data_sets import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood

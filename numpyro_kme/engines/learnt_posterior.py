@@ -13,7 +13,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.saving import saveable
-from numpyro_kme.embeddings.herding import herd
+from numpyro_kme.embeddings.means import herd
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.engines import learnt_model
 from numpyro_kme.engines.posterior import Posterior, missing_entries, problem_of

@@ -12,9 +12,8 @@ from numpyro_kme._core.keys import child
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule
+from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule, WithLength, log_lengths, require_any_length
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic, and_a_wider_one
-from numpyro_kme.kernels.ragged import WithLength, log_lengths, require_any_length
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations

@@ -22,10 +22,9 @@ from numpyro_kme.engines.weighting import (
 )
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.data_sets import WithLength, log_lengths
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
-from numpyro_kme.kernels.low_rank import TOLERANCE
-from numpyro_kme.kernels.ragged import WithLength, log_lengths
-from numpyro_kme.kernels.regression import DistributionRegression
+from numpyro_kme.kernels.low_rank import TOLERANCE, DistributionRegression
 from numpyro_kme.models.problem import Problem
 
 SMOOTHER = 10.0

@@ -11,8 +11,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.saving import saveable
-from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.embeddings.means import MeanEmbedding, herd
 from numpyro_kme.engines.posterior import Posterior, columns, problem_of
 from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.models.coordinates import Coordinates

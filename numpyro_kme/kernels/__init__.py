@@ -2,7 +2,7 @@
 
 from numpyro_kme.kernels.base import Kernel, Product, Scaled, Sum, register
 from numpyro_kme.kernels.callables import FromCallable
-from numpyro_kme.kernels.data_sets import EmpiricalMeasure, EmpiricalMeasureRule
+from numpyro_kme.kernels.data_sets import EmpiricalMeasure, EmpiricalMeasureRule, WithLength, cut, lengths, pad
 from numpyro_kme.kernels.kernel_learning import (
     BayesianKernelLearning,
     LearntLengthScale,
@@ -19,9 +19,7 @@ from numpyro_kme.kernels.length_scales import (
 )
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.paths import GaussianProcessPath, Signature, SignatureRule
-from numpyro_kme.kernels.products import Linear, Polynomial
-from numpyro_kme.kernels.ragged import WithLength, cut, lengths, pad
-from numpyro_kme.kernels.rotations import RotationGaussian, RotationTrace, nearest_rotation
+from numpyro_kme.kernels.products import Linear, Polynomial, RotationGaussian, RotationTrace, nearest_rotation
 from numpyro_kme.kernels.stationary import (
     DistanceInduced,
     Energy,

@@ -9,14 +9,11 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import Kernel, register
-from numpyro_kme.kernels.low_rank import LowRank
+from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.kernels.stationary import Gaussian
-
-REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
-"""Regularisations of kernel ridge regressions whose errors are compared."""
 
 
 def median_heuristic(x: Array, *, max_points: int | None = 2048, ties: bool = True) -> np.ndarray:
@@ -153,17 +150,10 @@ class CrossValidation(LengthScaleRule):
         checks.whole("most", self.most, 10)
         checks.require(len(self.multiples) >= 1, "`multiples` must hold at least one number; got none.")
         x, targets = (some_rows(self.rng_key, np.asarray(a, np.float64), self.most) for a in (x, targets))
-        sd = targets.std(axis=0)
-        checks.require(bool(sd.any()), "`targets` are constant: every length scale predicts them.")
-        targets = (targets - targets.mean(axis=0)) / np.where(sd > 0, sd, 1.0)
+        checks.require(bool(np.ptp(targets, axis=0).any()), "`targets` are constant: every length scale predicts them.")
         scale = MedianHeuristic(self.per_dimension)(x)
-
-        def error(multiple):
-            exact = LowRank.fit(Gaussian(multiple * scale), x, tolerance=1e-14)
-            fits = solves.ridges(exact.values, targets, REGULARISATIONS)
-            return min(np.mean(np.square(held_out)) for _, _, held_out in fits)
-
-        return min(self.multiples, key=error) * scale
+        tried = [Gaussian(multiple * scale) for multiple in self.multiples]
+        return DistributionRegression.fit_best(tried, x, targets, tolerance=1e-14).features.kernel.length_scale
 
 
 class KernelRule(abc.ABC):

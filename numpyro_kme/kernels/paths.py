@@ -14,9 +14,9 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import full_precision
 from numpyro_kme.kernels.base import Kernel, check_fields, namespace, register
+from numpyro_kme.kernels.data_sets import filled_up, may_end
 from numpyro_kme.kernels.gram import squared_distances
 from numpyro_kme.kernels.length_scales import RuleOfDistances, median_of_pairs
-from numpyro_kme.kernels.ragged import filled_up, may_end
 from numpyro_kme.kernels.stationary import Stationary
 
 

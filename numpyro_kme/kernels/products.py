@@ -1,12 +1,14 @@
-"""Kernels of inner products, whose mean embeddings are means and moments."""
+"""Kernels of inner products, of vectors and of rotation matrices, whose mean embeddings are means and moments."""
 
 from dataclasses import field
 
+import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme.kernels.base import OverLengthScale, Signed, check_fields, register
-from numpyro_kme.kernels.gram import products, scaled
+from numpyro_kme.kernels.base import Batched, OfArrays, OverLengthScale, Signed, check_fields, register
+from numpyro_kme.kernels.gram import products, scaled, squared_distances
 
 
 @register
@@ -51,3 +53,66 @@ class Polynomial(Signed):
     def gram(self, x, y=None):
         """Matrix of powers of inner products between `(n, dim)` and `(m, dim)`."""
         return (products(*scaled(x, y, self.length_scale)) + self.offset) ** self.degree
+
+
+@register
+class RotationTrace(OfArrays, Signed):
+    r"""Trace kernel `k(A, B) = tr(A B^T)` on rotation matrices `(size, size)`.
+
+    In three dimensions `k = 1 + 2 cos(angle between A and B)`, from -1 to 3; it has no length scale. Its features are
+    the matrix entries, so an embedding is a mean matrix.
+
+    References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
+    """
+
+    def gram(self, x, y=None):
+        """Matrix of traces between `(n, size, size)` and `(m, size, size)`, as one matrix product."""
+        return products(_flat("x", x), _flat("y", x if y is None else y))
+
+
+@register
+class RotationGaussian(OverLengthScale, OfArrays, Batched):
+    r"""Gaussian kernel `k(A, B) = exp(-|A - B|_F^2 / (2 l^2))` on rotation matrices `(size, size)`.
+
+    `|A - B|_F^2 = 2 (size - tr(A B^T))`, at most 8 in three dimensions. Unlike `RotationTrace` it is characteristic.
+
+    Args:
+        length_scale: `l`, a scalar, in units of the Frobenius norm.
+    """
+
+    length_scale: ArrayLike
+
+    def log_gram(self, x, y=None):
+        """Matrix of log kernel values between `(n, size, size)` and `(m, size, size)`."""
+        apart = squared_distances(_flat("x", x), _flat("y", x if y is None else y))
+        return -0.5 * apart / self.length_scale / self.length_scale
+
+
+def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
+    r"""The rotation with the largest `tr(R M^T)`, the nearest to `M` in the Frobenius norm, `(*batch, size, size)`.
+
+    $R = U\, \mathrm{diag}(1, \ldots, 1, \det U V^\top)\, V^\top$ with $M = U S V^\top$; one of several where
+    the two least singular values of `M` are equal and its determinant is negative.
+
+    Args:
+        matrix: `M`, `(*batch, size, size)`.
+    References: Kabsch (1976), Acta Crystallographica A 32.
+    """
+    shape = np.shape(matrix)
+    checks.require(
+        len(shape) >= 2 and shape[-1] == shape[-2] >= 1, f"`matrix` must have shape (..., size, size); got {shape}."
+    )
+    checks.sound("matrix", matrix)
+    left, _, right = np.linalg.svd(np.asarray(matrix, np.float64))
+    turned = np.sign(np.linalg.det(left @ right))
+    left[..., -1] *= turned[..., None]
+    return left @ right
+
+
+def _flat(name, rotations):
+    shape = jnp.shape(rotations)
+    checks.require(
+        len(shape) == 3 and shape[1] == shape[2],
+        f"`{name}` must hold rotation matrices with shape (count, size, size); got {shape}.",
+    )
+    return rotations.reshape(shape[0], -1)

@@ -15,9 +15,9 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.kernels.length_scales import KernelRule
-from numpyro_kme.kernels.ragged import lengths
-from numpyro_kme.kernels.regression import DistributionRegression
+from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.likelihoods.base import Form, Surrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.transformed import TransformedSurrogate

@@ -14,7 +14,7 @@ from numpyro_kme._core import checks, compat, host
 from numpyro_kme._core.contexts import setting
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.programs import Program
-from numpyro_kme.kernels.ragged import pad
+from numpyro_kme.kernels.data_sets import pad
 
 Shape = tuple[int, ...]
 

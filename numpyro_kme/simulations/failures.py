@@ -6,7 +6,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme.kernels.ragged import beyond_end, lengths
+from numpyro_kme.kernels.data_sets import beyond_end, lengths
 
 
 class SimulationError(RuntimeError):

@@ -12,7 +12,7 @@ from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.display import Card, frozen, names_and_shapes
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.saving import Saved, saveable
-from numpyro_kme.kernels.ragged import padded_together
+from numpyro_kme.kernels.data_sets import padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations.failures import SimulatedMissing, SimulationError, unsound

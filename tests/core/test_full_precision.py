@@ -15,9 +15,8 @@ from precision import rounded_products
 
 import numpyro_kme as kme
 from numpyro_kme import embeddings, kernels, losses
-from numpyro_kme.embeddings.measures import NormalMixture
+from numpyro_kme.embeddings.measures import NormalMixture, Points
 from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic
-from numpyro_kme.embeddings.weighted_points import Points
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
 from numpyro_kme.mcmc.handlers import generalized_bayes, surrogate

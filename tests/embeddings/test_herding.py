@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from numpyro_kme import kernels as K
-from numpyro_kme.embeddings.herding import herd
-from numpyro_kme.embeddings.means import MeanEmbedding
+from numpyro_kme.embeddings.means import MeanEmbedding, herd
 
 SCALE = 0.5
 

@@ -35,9 +35,8 @@ def quadrature(measure, nodes=100):
         return measure.points, weights
     t, w = np.polynomial.hermite_e.hermegauss(nodes)
     grid, weight = np.stack(np.meshgrid(t, t), -1).reshape(-1, 2), np.outer(w, w).ravel() / w.sum() ** 2
-    log_weights, means, covariances = measure.components()
-    points = [np.asarray(m) + grid @ np.linalg.cholesky(c).T for m, c in zip(means, covariances)]
-    return np.concatenate(points), np.concatenate([np.exp(v) * weight for v in np.asarray(log_weights)])
+    points = [np.asarray(m) + grid @ np.linalg.cholesky(c).T for m, c in zip(measure.means, measure.covariances)]
+    return np.concatenate(points), np.concatenate([w * weight for w in np.asarray(measure.weights)])
 
 
 def gram(kernel, a, b):
@@ -111,8 +110,8 @@ def test_draws_have_the_moments(name):
 @pytest.mark.parametrize("name", NORMALS)
 def test_log_density(name):
     measure = MEASURES[name]
-    log_weights, means, covariances = measure.components()
-    expected = sum(np.exp(v) * multivariate_normal(m, c).pdf(A) for v, m, c in zip(log_weights, means, covariances))
+    components = zip(measure.weights, measure.means, measure.covariances)
+    expected = sum(w * multivariate_normal(m, c).pdf(A) for w, m, c in components)
     np.testing.assert_allclose(measure.log_densities(A), np.log(expected), rtol=1e-12)
 
 
@@ -142,10 +141,10 @@ def test_a_covariance_may_be_asymmetric_by_rounding_alone():
     [
         (lambda: Normal(np.zeros(2), np.ones(2)), r"`covariance` \(D, D\)"),
         (lambda: Normal(np.zeros(2), np.eye(3)), r"`covariance` \(D, D\); got \(2,\) and \(3, 3\)"),
-        (lambda: NormalMixture(np.ones(2), np.zeros((2, 1)), np.ones((2, 1, 1))), "sum to 2"),
+        (lambda: NormalMixture(np.ones(2), np.zeros((2, 1)), np.ones((2, 1, 1))), "sum of 2"),
         (lambda: NormalMixture(np.ones(1), np.zeros((2, 1)), np.ones((2, 1, 1))), "must have shapes"),
         (lambda: Points(np.zeros(3)), "must have shape"),
-        (lambda: Points(A, np.array([0.5, 0.6, -0.1])), "non-negative"),
+        (lambda: Points(A, np.array([0.5, 0.6, -0.1])), "not negative"),
         (lambda: Points(A).log_densities(np.zeros((1, 2))), "no density"),
         (lambda: standard_normal(2).tilt(Laplace(1.0), A), "must be Gaussian"),
     ],

@@ -14,7 +14,7 @@ from numpyro_kme.kernels.kernel_learning import (
     log_pseudo_likelihood,
     smoothed_kernel,
 )
-from numpyro_kme.kernels.length_scales import REGULARISATIONS
+from numpyro_kme.kernels.low_rank import REGULARISATIONS
 from numpyro_kme.mcmc import length_scale_model
 
 

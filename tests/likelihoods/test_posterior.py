@@ -37,9 +37,8 @@ def surrogate():
 def case(request, surrogate):
     """A posterior with quadrature points and weights of its prior."""
     measure = MEASURES[request.param]
-    log_weights, means, covariances = (np.asarray(part) for part in measure.components())
-    points = np.concatenate([m + T * np.sqrt(c[0, 0]) for m, c in zip(means, covariances)])
-    weights = np.concatenate([np.exp(v) * W for v in log_weights])
+    points = np.concatenate([m + T * np.sqrt(c[0, 0]) for m, c in zip(measure.means, measure.covariances)])
+    weights = np.concatenate([w * W for w in np.asarray(measure.weights)])
     return KernelMeansPosterior(surrogate, Y, measure), points[:, None], weights
 
 
@@ -126,10 +125,9 @@ def test_prior_draws_converge_to_the_closed_forms(surrogate):
 def test_mode(case):
     posterior = case[0]
     grid = np.linspace(-3, 3, 2001)[:, None]
-    log_weights, means, covariances = (np.asarray(part) for part in posterior.measure.components())
-    prior = sum(
-        np.exp(v) * norm.pdf(grid[:, 0], m[0], np.sqrt(c[0, 0])) for v, m, c in zip(log_weights, means, covariances)
-    )
+    measure = posterior.measure
+    components = zip(measure.weights, measure.means, measure.covariances)
+    prior = sum(w * norm.pdf(grid[:, 0], m[0], np.sqrt(c[0, 0])) for w, m, c in components)
     heights = density(posterior, grid) * prior
     found = posterior.mode()
     assert abs(found[0] - grid[np.argmax(heights), 0]) < 0.01

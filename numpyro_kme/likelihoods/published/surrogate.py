@@ -12,7 +12,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import full_precision
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import namespace, register
-from numpyro_kme.kernels.ragged import WithLength
+from numpyro_kme.kernels.data_sets import WithLength
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import KernelExpansion, LikelihoodAt, Surrogate, to_signed_log
 from numpyro_kme.likelihoods.extrapolation import warn_if_out_of_distribution

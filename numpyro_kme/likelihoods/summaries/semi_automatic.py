@@ -13,8 +13,8 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme.kernels.base import Sum, register
 from numpyro_kme.kernels.gram import squared_distances_on_host
+from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.kernels.products import Polynomial
-from numpyro_kme.kernels.regression import DistributionRegression
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics
