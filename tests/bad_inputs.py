@@ -199,7 +199,7 @@ def learnt(theta=THETA, x=X, y=X[0], **settings):
 
 
 def published(**settings):
-    from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+    from numpyro_kme.likelihoods.published.learning import Hyperparameters
 
     hyper = Hyperparameters(kernels.Gaussian(np.ones(1)), kernels.Gaussian(np.ones(1)), settings.pop("lam", 0.01))
     return kme.KernelMeans(hyperparameters=hyper, **settings)

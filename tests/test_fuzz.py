@@ -13,7 +13,7 @@ import numpyro_kme as kme
 from numpyro_kme import diagnostics, kernels
 from numpyro_kme.embeddings import measures
 from numpyro_kme.kernels.low_rank import LowRank
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 KEY = jax.random.key(0)

@@ -117,7 +117,7 @@ def herding():
 
 def published():
     """Differences of the log likelihood of the kernel means form, whose statistics are standardised by arcsinh."""
-    from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+    from numpyro_kme.likelihoods.published.learning import Hyperparameters
 
     made, theta, x = simulated(conjugate, 200)
     regularisation, points = 1e-3, np.linspace(-0.5, 1.5, 9)

@@ -1,7 +1,7 @@
 """How values print: a few lines for a person; arrays by their shape and extremes."""
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
@@ -79,7 +79,7 @@ def brief(value: Any, room: int = WIDTH) -> str:
         each = (
             f"{name}: {brief(one)}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}" for name, one in value.items()
         )
-        return _listed(each, room)
+        return listed(each, room)
     if isinstance(value, tuple | list) and not _named(value):
         return _cut(f"({', '.join(map(_argument, value[:6]))}{', ...' if len(value) > 6 else ''})", room)
     if callable(value) and isinstance(name := getattr(value, "__name__", None), str):
@@ -96,7 +96,7 @@ def brief(value: Any, room: int = WIDTH) -> str:
 def names_and_shapes(arrays: Mapping[str, Any], lead: int = 1) -> str:
     """Names of arrays, with the shapes behind so many leading axes where these are not single numbers."""
     shapes = {name: np.shape(value)[lead:] for name, value in arrays.items()}
-    return _listed((f"{name} {shape}" if shape else name for name, shape in shapes.items()), WIDTH)
+    return listed((f"{name} {shape}" if shape else name for name, shape in shapes.items()), WIDTH)
 
 
 def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
@@ -201,7 +201,7 @@ def _named(value: Any) -> bool:
     return isinstance(value, tuple) and bool(getattr(type(value), "_fields", ()))
 
 
-def _listed(parts: Iterator[str], room: int) -> str:
+def listed(parts: Iterable[str], room: int = WIDTH) -> str:
     """Join as many as fit, and say how many more there are."""
     each = list(parts)
     shown_parts: list[str] = []

@@ -16,28 +16,9 @@ from numpyro_kme.embeddings.parameter_choice import (
     kernel_bayes_candidates,
 )
 
-__all__ = [
-    "ChosenSettings",
-    "ConditionalMeanEmbedding",
-    "Fourier",
-    "KernelBayesFilter",
-    "KernelBayesRule",
-    "KernelBayesSettings",
-    "LinearTime",
-    "MeanEmbedding",
-    "Measure",
-    "PermutationTest",
-    "Quadratic",
-    "choose_by_folds",
-    "choose_by_holdout",
-    "choose_by_prediction",
-    "conditional_embedding",
-    "herd",
-    "hsic",
-    "hsic_test",
-    "kernel_bayes_candidates",
-    "kernel_sum_rule",
-    "measures",
-    "mmd_test",
-    "squared_mmd",
-]
+__all__ = ["ConditionalMeanEmbedding", "MeanEmbedding", "Measure", "herd", "measures"]
+__all__ += ["Fourier", "LinearTime", "Quadratic", "squared_mmd"]
+__all__ += ["PermutationTest", "hsic", "hsic_test", "mmd_test"]
+__all__ += ["KernelBayesFilter", "KernelBayesRule", "conditional_embedding", "kernel_sum_rule"]
+__all__ += ["ChosenSettings", "KernelBayesSettings", "kernel_bayes_candidates"]
+__all__ += ["choose_by_folds", "choose_by_holdout", "choose_by_prediction"]

@@ -24,7 +24,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import full_precision, numpy_rng
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels.base import Kernel, namespace, register
+from numpyro_kme.kernels.base import Kernel, check_fields, namespace, register
 from numpyro_kme.kernels.gram import matvec, one_per_dimension, squared_distances, uniform_weights
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -156,9 +156,9 @@ class NormalMixture(Measure):
         num_points: How many quasi-random draws stand in where no closed form is known (static).
     """
 
-    weights: ArrayLike
-    means: ArrayLike
-    covariances: ArrayLike
+    weights: Array
+    means: Array
+    covariances: Array
     num_points: int = field(default=2048, metadata=dict(static=True))
 
     def __post_init__(self):
@@ -168,9 +168,8 @@ class NormalMixture(Measure):
             "`weights`, `means` and `covariances` must have shapes (K,), (K, D) and (K, D, D); "
             f"got {shapes[0]}, {shapes[1]} and {shapes[2]}.",
         )
-        checks.sound("means", self.means)
-        checks.sound("covariance", self.covariances)
-        checks.positive("weights", self.weights)
+        check_fields(self, checks.sound, "means", "covariances")
+        check_fields(self, checks.positive, "weights")
         checks.sums_to_one("weights", self.weights)
         if checks.is_concrete(self.covariances):
             matrices = np.asarray(self.covariances, np.float64)

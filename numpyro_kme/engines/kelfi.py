@@ -23,10 +23,10 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.base import FEWEST, OfStatistics, Statistics
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
+from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.simulator import Simulator

@@ -21,7 +21,7 @@ from numpyro_kme.engines.posterior import groups, with_present_data
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
-from numpyro_kme.likelihoods.published.hyperparameters import learn_normal
+from numpyro_kme.likelihoods.posterior import learn_normal
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.likelihoods.summaries.base import StatisticsSurrogate
@@ -110,7 +110,7 @@ class LearntLikelihoods(Recomputed):
             learn_prior=self.engine.learn_prior,
             drawn=drawn,
             extrapolated={
-                site: fitted.beyond_at(
+                site: fitted.beyond(
                     problem.observations[site], drawn.coordinates[site], problem.simulators[site].mask
                 ).mean(axis=0)
                 for site, fitted in self.likelihoods.items()

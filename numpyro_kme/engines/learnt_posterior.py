@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import jax
@@ -142,12 +143,12 @@ class LearntPosterior(Posterior):
         Returns:
             `(n,)`.
         """
-        problem, arguments = problem_of(self), problem_of(self).arguments(latents)
-        sites = [
-            fitted.beyond(problem.observations[site], arguments[site], problem.simulators[site].mask)
-            for site, fitted in self.likelihoods.items()
-        ]
-        return np.any([found.reshape(len(found), -1).any(axis=1) for found in sites], axis=0)
+        problem, found = problem_of(self), []
+        for site, arguments in problem.arguments(latents).items():
+            fitted, mask = self.likelihoods[site], problem.simulators[site].mask
+            outside = fitted.beyond(problem.observations[site], fitted.coordinates.table(arguments), mask)
+            found.append(outside.reshape(len(outside), -1).any(axis=1))
+        return np.any(found, axis=0)
 
     @numpy_function
     def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
@@ -235,11 +236,12 @@ class LearntPosterior(Posterior):
         and the parameters, in a linear normal approximation: each number alone, so that a copy of another has as much
         and adds nothing.
         """
-        found = {site: f.surrogate.informativeness() for site, f in self.likelihoods.items()}
-        measure, _ = next(iter(found.values()))
-        fitted = self.likelihoods
-        shapes = {site: fitted[site].surrogate.statistics_shape(fitted[site].event_shape) for site in found}
-        return measure, {site: f.reshape(shapes[site]) for site, (_, f) in found.items()}
+        measures, by_site = set(), {}
+        for site, fitted in self.likelihoods.items():
+            measure, values = fitted.surrogate.informativeness()
+            measures.add(measure)
+            by_site[site] = values.reshape(fitted.event_shape) if values.size == prod(fitted.event_shape) else values
+        return measures.pop(), by_site
 
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.

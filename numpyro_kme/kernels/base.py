@@ -74,8 +74,7 @@ class Kernel:
         """Logarithm `log k(a, b)` for one pair of points; only for kernels that are positive."""
         return jnp.log(self.pair(a, b))
 
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(cls):
         if cls.pair is Kernel.pair and cls.log_pair is Kernel.log_pair:
             raise checks.explained(
                 f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.", TypeError
@@ -85,17 +84,20 @@ class Kernel:
         """Value `k(a, b)` for one pair of points."""
         return self.pair(a, b)
 
+    @jax.jit
     def gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `k(x_i, y_j)`, `(n, m)`; `y` is `x` when left out. Cost: `n * m` evaluations."""
-        return _gram(self, x, x if y is None else y)
+        return jax.vmap(jax.vmap(self.pair, (None, 0)), (0, None))(x, x if y is None else y)
 
+    @jax.jit
     def log_gram(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `log k(x_i, y_j)`, `(n, m)`, that does not underflow where the kernel does."""
-        return _log_gram(self, x, x if y is None else y)
+        return jax.vmap(jax.vmap(self.log_pair, (None, 0)), (0, None))(x, x if y is None else y)
 
+    @jax.jit
     def diagonal(self, x: PointSet) -> jax.Array:
         """Values `k(x_i, x_i)`, `(n,)`."""
-        return _diagonal(self, x)
+        return jax.vmap(self.pair)(x, x)
 
     def points(self, x: Any) -> PointSet:
         """Read arrays `(n, *event)`, one array for each point, as points of this kernel; here vectors `(n, dim)`."""
@@ -125,10 +127,6 @@ class Kernel:
     __rmul__ = __mul__
 
 
-FEW = 32
-"""Points whose Gram matrix is computed for its diagonal, by NumPy."""
-
-
 class Batched(Kernel):
     """A kernel written for two batches, by `gram` or `log_gram` over any array namespace; a pair is a batch of one."""
 
@@ -154,8 +152,8 @@ class Batched(Kernel):
         """Values of each point and itself."""
         if namespace(self, x) is jnp:
             return super().diagonal(x)
-        blocks = (take(x, slice(start, start + FEW)) for start in range(0, num_points(x), FEW))
-        return np.concatenate([np.diagonal(self.gram(block)) for block in blocks])
+        blocks = np.array_split(np.arange(num_points(x)), math.isqrt(num_points(x)))  # of as many points as blocks
+        return np.concatenate([np.diagonal(self.gram(take(x, block))) for block in blocks])
 
 
 def namespace(*trees: Any) -> Any:
@@ -214,36 +212,15 @@ def take(points: PointSet, index: Any) -> PointSet:
     return jax.tree.map(itemgetter(index), points)
 
 
-def pairwise(function, x: PointSet, y: PointSet) -> jax.Array:
-    """Matrix `function(x_i, y_j)`, `(n, m)`, of a function of one pair."""
-    return jax.vmap(lambda a: jax.vmap(lambda b: function(a, b))(y))(x)
-
-
-@jax.jit
-def _gram(kernel, x, y):
-    return pairwise(kernel.pair, x, y)
-
-
-@jax.jit
-def _log_gram(kernel, x, y):
-    return pairwise(kernel.log_pair, x, y)
-
-
-@jax.jit
-def _diagonal(kernel, x):
-    return jax.vmap(lambda a: kernel.pair(a, a))(x)
-
-
 class _Composite(Batched):
     """Kernels on the same points, whose values and logarithms are joined."""
 
     kernels: tuple[Kernel, ...]
 
     def __post_init__(self):
+        given = isinstance(self.kernels, tuple) and len(self.kernels) > 0
         checks.require(
-            isinstance(self.kernels, tuple)
-            and len(self.kernels) > 0
-            and all(isinstance(k, Kernel) for k in self.kernels),
+            given and all(isinstance(k, Kernel) for k in self.kernels),
             f"`kernels` of {type(self).__name__} must be a tuple of at least one kernel; got {self.kernels!r}.",
             TypeError,
         )

@@ -154,9 +154,6 @@ COARSEST, FINEST, FALLS = 0.1, 1e-10, 0.01
 """Tolerances of a factor that are tried, each a tenth of the one before, until the squared held-out error falls by a
 smaller proportion: the more noise there is in what is predicted, the coarser a factor serves."""
 
-COMPARED = 2000
-"""Pairs, at most, on which kernels are compared."""
-
 
 @register
 class DistributionRegression:
@@ -242,20 +239,15 @@ class DistributionRegression:
     def fit_best(
         cls, kernels: Sequence[Kernel], x: ArrayLike, targets: ArrayLike, *settings: Any, **more: Any
     ) -> "DistributionRegression":
-        """Learn from pairs by the kernel whose squared held-out error on `COMPARED` of them, in units of the variances
-        of the targets, is least.
+        """Learn from pairs by the kernel whose squared held-out error, in units of the variances of the targets, is
+        least.
 
         Args:
             kernels: At least one. The other arguments are those of `fit`.
         """
-        best = kernels[0]
-        if len(kernels) > 1:
-            x, targets = np.asarray(x), np.asarray(targets, np.float64)
-            some = np.linspace(0, len(targets) - 1, min(COMPARED, len(targets))).astype(int)
-            units = np.where(np.ptp(targets[some], axis=0) > 0.0, targets[some].std(axis=0), 1.0)
-            tried = [cls.fit(kernel, x[some], targets[some], *settings, **more) for kernel in kernels]
-            best = kernels[int(np.argmin([np.sum(np.square(fitted.error / units)) for fitted in tried]))]
-        return cls.fit(best, x, targets, *settings, **more)
+        tried = [cls.fit(kernel, x, targets, *settings, **more) for kernel in kernels]
+        units = np.where(np.ptp(targets, axis=0) > 0.0, np.std(targets, axis=0), 1.0)
+        return min(tried, key=lambda fitted: np.sum(np.square(fitted.error / units)))
 
     @numpy_function
     def predict(self, y: PointSet) -> np.ndarray:

@@ -14,25 +14,15 @@ from numpyro_kme.likelihoods.summaries.base import OfStatistics
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
 from numpyro_kme.likelihoods.summaries.semi_automatic import SemiAutomaticStatistics
 
-__all__ = [
+__all__ = ["FittedLikelihood", "KernelMeansLikelihood", "KernelMeansPosterior", "fit_likelihood"]
+__all__ += ["KernelMeans", "KernelStatistics", "OfStatistics", "ResidualKernelMeans"]  # forms
+__all__ += [
     "DenseSolve",
-    "FittedLikelihood",
-    "Form",
-    "KernelExpansion",
-    "KernelMeans",
-    "KernelMeansLikelihood",
-    "KernelMeansPosterior",
-    "KernelStatistics",
     "Learner",
     "LeaveOneOut",
-    "LikelihoodAt",
     "LowRankSolve",
     "MarginalLikelihood",
-    "OfStatistics",
-    "ResidualKernelMeans",
-    "SelectedStatistics",
-    "SemiAutomaticStatistics",
-    "Surrogate",
     "Tied",
-    "fit_likelihood",
-]
+]  # published form
+__all__ += ["SelectedStatistics", "SemiAutomaticStatistics"]  # learnt statistics
+__all__ += ["Form", "KernelExpansion", "LikelihoodAt", "Surrogate"]  # what an author of a form writes

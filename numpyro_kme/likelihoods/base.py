@@ -15,6 +15,7 @@ from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.stationary import Gaussian
+from numpyro_kme.likelihoods.extrapolation import Region
 
 SignedLog = tuple[Array, Array]
 """A signed number as `(sign, log of the absolute value)`: nothing underflows and no sign is lost."""
@@ -39,6 +40,23 @@ def positive_part(value: Any, floor: Any, xp: Any = jnp) -> Any:
     found += value  # in place by NumPy
     found *= 0.5
     return found
+
+
+def log_positive_part(value: Any, log_floor: Any) -> Any:
+    """Logarithm of `positive_part(value, exp(log_floor))`, `log(c / 2) + arcsinh(v / c)`, safe at every magnitude.
+
+    Its gradient is finite everywhere: that of `log v` where `v` is large, and that of the floor where `v` vanishes.
+    """
+    xp = namespace(value, log_floor)
+    value, log_floor = xp.asarray(value), xp.asarray(log_floor)
+    far = xp.abs(value) > xp.exp(log_floor)
+    small = log_floor - np.log(2.0) + xp.arcsinh(xp.where(far, 0.0, value * xp.exp(xp.minimum(-log_floor, 80.0))))
+    log_size = xp.log(xp.where(far, xp.abs(value), 1.0))
+    ratio = xp.where(far, xp.exp(xp.where(far, log_floor - log_size, 0.0)), 1.0)
+    log_half = xp.log1p(xp.sqrt(1.0 + xp.square(ratio))) - np.log(2.0)
+    above = log_size + log_half
+    below = 2.0 * (log_floor - np.log(2.0)) - log_size - log_half
+    return xp.where(far, xp.where(value > 0, above, below), small)
 
 
 @register
@@ -106,12 +124,15 @@ class Surrogate(Recomputed, abc.ABC):
     A frozen pytree whose arrays are NumPy float64, so that it works in sessions of either precision.
     Coordinates are about standard normal under the prior. A form of the surrogate is a settings object with
     `fit(z, x, ...) -> Surrogate`.
+
+    Attributes:
+        region: Simulated region of the coordinates, in which each counts as much as the likelihood depends on it.
     """
 
-    @property
-    def records(self) -> bool:
-        """Tell whether NaN in an output is what the simulator gives, and not what is unknown."""
-        return False
+    region: Region
+
+    records: ClassVar[bool] = False
+    """Whether NaN in an output is what the simulator gives, and not what is unknown."""
 
     def _card(self) -> Card:
         said = dict(self.describe())
@@ -119,9 +140,9 @@ class Surrogate(Recomputed, abc.ABC):
         return Card(title, {name: brief(value) for name, value in said.items()}, "at(y) gives the likelihood of y")
 
     @property
-    @abc.abstractmethod
     def dim(self) -> int:
         """Number of coordinates `D`."""
+        return len(self.region.low)
 
     def named(self, names: Sequence[str]) -> Self:
         """A copy with names of the statistics, `(n_raw,)`, which what is reported uses; here as it is."""
@@ -138,6 +159,8 @@ class Surrogate(Recomputed, abc.ABC):
             NotImplementedError: If the form compares data as a whole.
         """
         last = np.zeros_like(seen) if last is None else last
+        if seen.all() and not last.any():
+            return self
         pattern = seen.tobytes(), last.tobytes()
         if pattern not in self._marginals:
             self._marginals[pattern] = self._marginal(seen, last)
@@ -178,13 +201,9 @@ class Surrogate(Recomputed, abc.ABC):
         """Read one output `(*event)` of a simulator as what `at` takes; here a vector."""
         return y.reshape(-1)
 
-    def statistics_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the statistics of an output of this shape: the same, where the outputs are the statistics."""
-        return event_shape
-
     def informativeness(self) -> tuple[str, np.ndarray]:
-        """A measure of what each raw statistic says about the parameters, by name, and its values `(n_raw,)`, in nats;
-        raises where the form has none."""
+        """A measure of what each statistic says about the parameters, by name, and its values in nats, `(n_raw,)`, or
+        `(k,)` of statistics that were learnt; raises where the form has none."""
         raise checks.explained(
             f"{type(self).__name__} has no measure of what single statistics say.", NotImplementedError
         )
@@ -200,11 +219,6 @@ class Surrogate(Recomputed, abc.ABC):
     def describe_observation(self, y: Any) -> str:
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
-
-    def dependence(self) -> np.ndarray:
-        """Dependence of the likelihood on each coordinate, `(D,)`: squared distances from the simulations are
-        weighted by it."""
-        return np.ones(self.dim)
 
     @property
     def moves(self) -> bool:
@@ -232,10 +246,6 @@ class Form(abc.ABC):
     def points(self, x: Any) -> Any:
         """Read outputs `(n, *event)` of a simulator as what `fit` takes; here vectors."""
         return x.reshape(len(x), -1)
-
-    def point(self, y: Any) -> Any:
-        """Read one output `(*event)`."""
-        return y.reshape(-1)
 
     @abc.abstractmethod
     def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> Surrogate:

@@ -22,7 +22,6 @@ from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import Saved
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare
 from numpyro_kme.models.coordinates import Coordinates
 
@@ -86,11 +85,6 @@ class FittedLikelihood(Saved, Recomputed):
         """Number of simulations of different parameters it was learnt from."""
         return len(Repeats.of(np.asarray(self.simulated)))
 
-    @cached_property
-    def region(self) -> Region:
-        """The simulated region of the coordinates."""
-        return Region.of(np.asarray(self.simulated), self.surrogate.dependence())
-
     @property
     def negligible(self) -> float:
         """Share of draws beyond the simulations that is not worth a warning.
@@ -100,7 +94,7 @@ class FittedLikelihood(Saved, Recomputed):
         # A larger proportion of draws beyond the simulated parameters is warned of
         return max(0.01, 5.0 / (self.num_simulations + 1))
 
-    def beyond(self, y: ArrayLike, arguments: ArrayLike, mask: ArrayLike = True) -> np.ndarray:
+    def beyond(self, y: ArrayLike, z: np.ndarray, mask: ArrayLike = True) -> np.ndarray:
         r"""Tell which calls of the simulator lie beyond those that the likelihood was learnt from.
 
         A call does where its coordinates are farther outside the simulated ones than every simulation is outside the
@@ -110,17 +104,13 @@ class FittedLikelihood(Saved, Recomputed):
 
         Args:
             y: Observations `(*lead, *event)`.
-            arguments: The simulator's arguments, flattened, `(k, *groups, p)`; `lead` and `groups` are broadcast, and a
-                call that several observations share lies beyond where it does for one of them.
+            z: Coordinates of calls, `(k, *groups, D)`; `lead` and `groups` are broadcast, and a call that several
+                observations share lies beyond where it does for one of them.
             mask: Which observations count, of the broadcast shape; a call without any lies beyond nothing.
         Returns:
             `(k, *groups)`. A further draw from where the simulations were drawn lies beyond the region with probability
             of about `1 / (m + 1)`.
         """
-        return self.beyond_at(y, self.coordinates.table(arguments), mask)
-
-    def beyond_at(self, y: ArrayLike, z: np.ndarray, mask: ArrayLike = True) -> np.ndarray:
-        """Tell that of calls at coordinates `(k, *groups, D)`."""
         y, (size, *groups, _) = np.asarray(y), z.shape
         lead = y.shape[: y.ndim - len(self.event_shape)]
         shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
@@ -128,7 +118,7 @@ class FittedLikelihood(Saved, Recomputed):
             y.reshape(*lead, -1), z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])
         )
         counts = np.broadcast_to(mask, impossible.shape)
-        return (self.region.beyond(z) | (impossible & counts).any(axis=shared)) & counts.any(axis=shared)
+        return (self.surrogate.region.beyond(z) | (impossible & counts).any(axis=shared)) & counts.any(axis=shared)
 
     def __call__(self, *params: ArrayLike) -> "KernelMeansLikelihood":
         """The distribution of the output at `params`."""

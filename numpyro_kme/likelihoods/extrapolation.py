@@ -52,13 +52,9 @@ class Region:
         limit = np.sqrt(max(np.max(np.square(outside) @ weights), np.square(width) @ weights))
         return cls(ranked[0], ranked[-1], np.asarray(weights), limit)
 
-    def distance(self, z: np.ndarray) -> np.ndarray:
-        """`r(z)` of points `(..., D)`, on the host."""
-        return np.sqrt(np.square(z - np.clip(z, self.low, self.high)) @ self.weights)
-
     def beyond(self, z: np.ndarray) -> np.ndarray:
         """Tell whether points `(..., D)` are farther outside than every simulation is of the others."""
-        return self.distance(z) > self.limit
+        return np.sqrt(np.square(z - np.clip(z, self.low, self.high)) @ self.weights) > self.limit
 
     def nearest(self, z: Any, xp: Any = jnp) -> Any:
         """`z~` for points `(..., D)`: itself in the box, and smoothly about the nearest point of the box outside."""
@@ -101,30 +97,24 @@ def warn_if_out_of_distribution(
         "The posterior there rests on no simulation: check the simulator, the prior and units. More simulations help "
         "only if the model can make such data."
     )
-    outside = [] if transform is None else _outside(transform, data, y)
-    if outside:
-        names = (f"{i} (observed {y_i:.6g}, simulated {low:.6g} to {high:.6g})" for i, y_i, low, high in outside)
-        sentence = f"The observation lies far outside all simulations in statistics {', '.join(names)}. {advice}"
-        checks.warn(sentence)
+    if transform is not None:
+        ends, standardised = np.stack([np.min(data, axis=0), np.max(data, axis=0)]), transform.forward(np.asarray(y))
+        outside = np.maximum(ends[0] - standardised, standardised - ends[1]) > 0.25 * (ends[1] - ends[0])
+        if outside.any():
+            kept = zip(transform.kept, *transform.inverse(ends))
+            names = [
+                f"{transform.label(i)} (observed {np.asarray(y)[i]:.6g}, simulated {low:.6g} to {high:.6g})"
+                for (i, low, high), far in zip(kept, outside)
+                if far
+            ]
+            checks.warn(f"The observation lies far outside all simulations in statistics {', '.join(names)}. {advice}")
+            return
     # log kernel value that is never far: three length scales of a Gaussian kernel
-    elif float(log_nearest) < 2.0 * min(float(usual), 0.0) - 4.5:
+    if float(log_nearest) < 2.0 * min(float(usual), 0.0) - 4.5:
         checks.warn(
             f"The observation lies far outside all simulations: log data kernel {float(log_nearest):.3g} at the "
             f"nearest one, where 99 % of the simulations have a neighbour above {float(usual):.3g}. {advice}"
         )
-
-
-def _outside(transform, data, y):
-    lowest, highest = np.min(data, axis=0), np.max(data, axis=0)
-    standardised = transform.forward(np.asarray(y))
-    beyond = np.maximum(lowest - standardised, standardised - highest) > 0.25 * (highest - lowest)
-    if not beyond.any():
-        return []
-    ends = transform.inverse(np.stack([lowest, highest]))
-    return [
-        (transform.label(transform.kept[i]), np.asarray(y)[transform.kept[i]], *ends[:, i])
-        for i in np.flatnonzero(beyond)
-    ]
 
 
 def extrapolation_message(site: str, proportion: float, advice: str, calls: np.ndarray | None = None) -> str:

@@ -9,13 +9,14 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.kernels.base import take
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.recorded import Recorded
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.likelihoods.summaries.base import OfStatistics
+from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.models.coordinates import Coordinates
 
 
@@ -57,13 +58,8 @@ def fit_likelihood(
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
     coordinates = coordinates or Coordinates.standardise(theta)
     z = coordinates.table(theta)
-    form = form or default_form(len(x))
+    form = form or (ResidualKernelMeans() if len(x) >= MIN_SIMULATIONS else KernelMeans())
     form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
-    point = None if y is None else form.point(np.asarray(in_jax_types(y)))
+    point = None if y is None else take(form.points(np.asarray(in_jax_types(y))[None]), 0)
     surrogate = form.fit(z, form.points(x), measure=measure, y=point)
     return FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
-
-
-def default_form(num_simulations: int) -> Form:
-    """`ResidualKernelMeans`, which measures better on vectors of statistics; `KernelMeans` for few simulations."""
-    return ResidualKernelMeans() if num_simulations >= MIN_SIMULATIONS else KernelMeans()

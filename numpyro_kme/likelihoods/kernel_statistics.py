@@ -18,9 +18,9 @@ from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.kernels.length_scales import KernelRule
 from numpyro_kme.kernels.low_rank import DistributionRegression
-from numpyro_kme.likelihoods.base import Form, Surrogate
+from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.transformed import TransformedSurrogate
+from numpyro_kme.likelihoods.summaries.base import LearntStatistics, StatisticsSurrogate
 
 
 @frozen
@@ -52,7 +52,7 @@ class KernelStatistics(Form):
         """Outputs as they are."""
         return x
 
-    def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
+    def fit(self, z, x, *, measure=None, y=None) -> StatisticsSurrogate:
         """Implement `Form.fit`, of outputs `(m, *event)`, which end before their last row where NaN stands behind them.
 
         Rows of `y` that are not whole, before its end, are left out of `x`, too. Where the outputs are of several
@@ -70,7 +70,9 @@ class KernelStatistics(Form):
         regression = DistributionRegression.fit_best(kernels, x, z, self.regularisation)
         ends, table = (int(size.min()), int(size.max())), np.asarray(regression.held_out)
         table = table if ends[0] == ends[1] else np.concatenate([np.log(size)[:, None], table], axis=1)
-        return KernelStatisticsSurrogate(regression, self.form.fit(z, table), event_shape, ends, gaps)
+        statistics = KernelRegressed(regression, event_shape, ends, gaps)
+        inner = self.form.fit(z, table)
+        return StatisticsSurrogate(statistics, inner.named(statistics.names), table)
 
 
 def gaps_of(y: np.ndarray) -> tuple[int, ...]:
@@ -85,37 +87,38 @@ def without(x: np.ndarray, gaps: tuple[int, ...]) -> np.ndarray:
 
 
 @register
-class KernelStatisticsSurrogate(TransformedSurrogate):
-    """A learnt likelihood of statistics that are learnt, too, and of how long the outputs are.
+class KernelRegressed(LearntStatistics):
+    """Statistics that kernel ridge regression gives, and how long the outputs are.
 
     Attributes:
         regression: Predicts coordinates from outputs.
-        inner: The likelihood of such predictions, after the log length where that varies.
         event_shape: Shape of an output (static).
         ends: Lengths of the shortest and the longest simulation (static).
         gaps: Rows that are left out of all outputs, since the observation lacks them (static).
     """
 
+    records = True
+
     regression: DistributionRegression
-    inner: Surrogate
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
     ends: tuple[int, int] = field(metadata=dict(static=True))
     gaps: tuple[int, ...] = field(default=(), metadata=dict(static=True))
 
-    def marginal(self, seen, last=None):
-        """Return itself: NaN at the end is the end."""
-        return self
-
     @property
-    def records(self) -> bool:
-        """Implement `Surrogate.records`."""
-        return True
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The log length where it varies, and the coordinates that are predicted."""
+        means = [f"mean of coordinate {i}" for i in range(len(self.regression.error))]
+        return tuple(means if self.ends[0] == self.ends[1] else ["log length", *means])
 
-    def transformed(self, rows: np.ndarray) -> np.ndarray:
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
         """Log lengths where they vary, and predictions, `(R, k)`."""
         x = self._outputs(rows)
         found = self.regression.predict(x)
         return found if self.ends[0] == self.ends[1] else np.concatenate([np.log(lengths(x))[:, None], found], axis=1)
+
+    def seen(self, entries: np.ndarray) -> np.ndarray:
+        """All of them: NaN at the end is the end."""
+        return np.ones(len(self.names), bool)
 
     def _outputs(self, rows: np.ndarray) -> np.ndarray:
         """Outputs `(R, *event)` without the rows that are left out.
@@ -155,7 +158,7 @@ class KernelStatisticsSurrogate(TransformedSurrogate):
         return x
 
     def describe(self):
-        """Implement `Surrogate.describe`."""
+        """Implement `LearntStatistics.describe`."""
         shortest, longest = self.ends
         told = f"{shortest} to {longest} in the simulations; a statistic before the others, which are learnt given it"
         rows = ", ".join(map(str, self.gaps))
@@ -165,12 +168,4 @@ class KernelStatisticsSurrogate(TransformedSurrogate):
             **({"lengths": told} if shortest < longest else {}),
             **({"rows left out": f"{rows}, which the observation lacks, of all simulations"} if self.gaps else {}),
             "leave-one-out error of the statistics": np.asarray(self.regression.error),
-            **self.inner.describe(),
         }
-
-    def require_density(self) -> None:
-        """Raise: the statistics have a density, and the output has none."""
-        raise checks.explained(
-            "KernelStatistics learns a density of statistics and not of the output, so there is no marginal or "
-            "predictive density of that; posteriors do not need one."
-        )

@@ -12,11 +12,11 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import Card, frozen
 from numpyro_kme._core.host import numpy_function
-from numpyro_kme.embeddings.measures import Measure, NormalMixture
+from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, to_signed_log
+from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, log_positive_part, to_signed_log
 from numpyro_kme.samplers.importance import (
     WeightedParticles,
     adaptive_importance_sampling,
@@ -237,3 +237,42 @@ class KernelMeansPosterior:
     def _embedding_at_simulations(self):
         terms = self.likelihood.expansion()
         return self.embedding(terms.kernel, terms.points)
+
+
+def learn_normal(likelihood: LikelihoodAt, start: NormalMixture) -> NormalMixture:
+    r"""Maximise the marginal likelihood `log q(y) = log int q(y | z) N(z | m, diag(sd^2)) dz` over `m` and `sd`.
+
+    The surrogate stays as it is: simulations may come from any proposal, so a prior is learnt without simulating again.
+    With one observation the best prior is narrow and sits on the likelihood's maximum; a lognormal prior of scale 1 on
+    each `sd`, centred at the start, holds it back. Means stay within the simulated region.
+
+    Args:
+        likelihood: `surrogate.at(y)` of the published form.
+        start: Where the search starts, a normal with a diagonal covariance: the prior that was simulated from.
+    Returns:
+        The learnt measure.
+    Raises:
+        ValueError: If the likelihood is not a sum of kernels.
+    """
+    terms = likelihood.expansion()
+    if terms is None:
+        raise checks.explained(
+            "A prior is learnt in closed form, from the published form of the surrogate (`KernelMeans`)."
+        )
+    mean, covariance = (np.asarray(moment, np.float64) for moment in start.moments())
+    variances, points, dim = np.diagonal(covariance), np.asarray(terms.points), len(mean)
+    diagonal = np.allclose(covariance, np.diag(variances))
+    checks.require(diagonal, "`start` must have a diagonal covariance; only that is learnt.")
+    squared_length = np.square(terms.kernel.length_scale)
+
+    def loss(at):
+        mean, log_factors = np.split(at, 2)
+        widened = squared_length + variances * np.exp(2.0 * log_factors)
+        logs = np.square(points - mean) @ (-0.5 / widened) + 0.5 * np.sum(np.log(squared_length / widened))
+        return 0.5 * np.sum(np.square(log_factors)) - log_positive_part(terms.weights @ np.exp(logs), -30.0)
+
+    low, high = points.min(axis=0), points.max(axis=0)
+    bounds = [*zip(low, high), *[(None, None)] * dim]
+    begin = np.concatenate([np.clip(mean, low, high), np.zeros(dim)])
+    found = scipy.optimize.minimize(loss, begin, method="L-BFGS-B", bounds=bounds).x
+    return Normal(found[:dim], np.diag(variances * np.exp(2.0 * found[dim:])))

@@ -189,30 +189,20 @@ def log_cosh(v: Any, xp: Any = jnp) -> Any:
     return xp.logaddexp(v, -v) - np.log(2.0)
 
 
-def lattice_step(column: np.ndarray) -> float:
-    """Step of the lattice on which the values `(m,)` lie, as counts and proportions do; 0 where there is none.
-
-    A lattice is recognised by values that repeat and are whole multiples of their smallest gap.
-    """
-    values = np.unique(column)
-    if len(values) == len(column) or len(values) < 2:
-        return 0.0
-    step = np.diff(values).min()
-    whole = (values - values[0]) / step
-    near = np.max(np.abs(whole - np.round(whole))) < 1e-6 * max(1.0, whole[-1] * 1e-6)
-    return float(step) if near and whole[-1] < 1e9 else 0.0
-
-
 def jitter_width(column: np.ndarray) -> np.ndarray:
     """Width over which each of the values `(m,)` is jittered: the lattice's step, a little for other atoms, or 0.
 
-    A value that more than 2 % of the simulations have in common, off a lattice, is an atom of a distribution that is
-    continuous elsewhere. It has no density; it gets the width of a twentieth of the middle half of the other values.
+    A lattice, as of counts and proportions, is recognised by values that repeat and are whole multiples of their
+    smallest gap. A value that more than 2 % of the simulations have in common, off a lattice, is an atom of a
+    distribution that is continuous elsewhere. It has no density; it gets the width of a twentieth of the middle half of
+    the other values.
     """
-    step = lattice_step(column)
-    if step > 0.0:
-        return np.full(len(column), step)
     values, which, counts = np.unique(column, return_inverse=True, return_counts=True)
+    if 1 < len(values) < len(column):
+        step = np.diff(values).min()
+        whole = (values - values[0]) / step
+        if whole[-1] < 1e9 and np.max(np.abs(whole - np.round(whole))) < 1e-6 * max(1.0, whole[-1] * 1e-6):
+            return np.full(len(column), step)
     atoms = (counts > 1) & (counts > 0.02 * len(column))
     rest = column[~atoms[which]]
     middle = np.subtract(*np.quantile(rest, [0.75, 0.25])) if len(rest) > 3 else np.ptp(values)

@@ -133,7 +133,7 @@ def check_surrogate(
     reports = SurrogateChecks()
     for name, (arguments, masks, negative) in found.items():
         (fitted, value), mask = observed[name], np.asarray(masks)[0]
-        beyond = fitted.beyond(value, arguments, mask)
+        beyond = fitted.beyond(value, fitted.coordinates.table(arguments), mask)
         counts = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, beyond.shape[1:]))
         number = np.sum(counts.any(axis=tuple(range(counts.ndim - beyond.ndim + 1))))
         proportion = beyond.sum() / max(1, len(beyond) * int(number))

@@ -12,7 +12,7 @@ from scipy import stats
 import numpyro_kme as kme
 from numpyro_kme import diagnostics
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import SimulationError, Simulations, simulate
 

@@ -9,7 +9,7 @@ import pytest
 from numpyro_kme import KELFI, KernelABC, KernelMeans, Simulator
 from numpyro_kme.kernels import Gaussian, GaussianProcessPath, WithLength
 from numpyro_kme.likelihoods import KernelStatistics
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 
 LONGEST, NOISE = 10, 0.3
 KERNEL = GaussianProcessPath(1.0 * Gaussian(2.0), 0.25)

@@ -12,7 +12,7 @@ from scipy.spatial.distance import pdist
 
 import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.published.hyperparameters import TrainingSet
+from numpyro_kme.likelihoods.published.learning import TrainingSet
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut
 
 KEY = jax.random.key(0)

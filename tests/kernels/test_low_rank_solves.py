@@ -5,14 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kme import ResidualKernelMeans
+from numpyro_kme import fit_likelihood
 from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.fit import default_form
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
-from numpyro_kme.likelihoods.published.learning import Learner, learn
+from numpyro_kme.likelihoods.published.learning import Hyperparameters, Learner, TrainingSet, learn
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut
-from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve, default_solve
+from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
 
 M, D, N = 60, 2, 3
 BETA, EPS, LAM = np.array([0.7, 1.1]), np.array([0.5, 0.3, 0.8]), 1e-3
@@ -114,10 +112,10 @@ def test_learning_from_a_part_keeps_the_noise_variance():
     np.testing.assert_array_equal(whole.parameter_kernel.length_scale, small.parameter_kernel.length_scale)
 
 
-def test_the_choice_by_size():
-    assert isinstance(default_solve(10_000), DenseSolve) and isinstance(default_solve(10_001), LowRankSolve)
-    assert isinstance(default_form(9), KernelMeans)
-    assert isinstance(default_form(10), ResidualKernelMeans) and isinstance(default_form(10**6), ResidualKernelMeans)
+@pytest.mark.parametrize("number, form", [(9, "Hsu and Ramos"), (10, "location-scale")])
+def test_the_choice_by_size(number, form):
+    theta = np.random.default_rng(0).normal(size=(number, 1))
+    assert form in fit_likelihood(theta, theta + 0.1 * theta**2).surrogate.describe()["form"].partition(",")[0]
 
 
 @pytest.mark.parametrize(

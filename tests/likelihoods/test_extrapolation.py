@@ -118,7 +118,7 @@ def test_a_draw_beyond_a_bound_is_noticed_in_every_place(learnt):
     """`theta1` above the smallest time is impossible, whatever the rest."""
     fitted, x = learnt
     arguments = np.array([[x[0] + 0.5, 4.0, 0.2], [x[0] - 0.5, 4.0, 0.2]])
-    assert fitted.beyond(x, arguments).tolist() == [True, False]
+    assert fitted.beyond(x, fitted.coordinates.table(arguments)).tolist() == [True, False]
     draws = dict(zip(("theta1", "width", "rate"), arguments.T, strict=True))
     smodel = kme.handlers.surrogate(queue_model, {"x": fitted})
     with pytest.warns(
@@ -165,7 +165,7 @@ def test_outside_the_density_is_that_of_the_nearest_simulated_point(rng):
             logs = fitted.at(np.full(1, y)).log_density(fitted.coordinates.table(grid))
         assert np.ptp(logs[np.abs(grid[:, 0]) > 1.1 * np.abs(theta).max()][:10]) < 0.2
         weights = np.exp(logs - logs.max() - 0.5 * np.square(grid[:, 0] / 10.0))
-        beyond = weights @ fitted.beyond(np.full(1, y), grid) / weights.sum()
+        beyond = weights @ fitted.beyond(np.full(1, y), fitted.coordinates.table(grid)) / weights.sum()
         assert share[0] <= beyond <= share[1]
 
 

@@ -11,7 +11,7 @@ from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, FromCallable, Gaussian, GaussianProcessPath, Laplace
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 
 M, D, N = 40, 2, 3
 BETA, EPS, LAM = np.array([0.7, 1.1]), np.array([0.5, 0.3, 0.8]), 1e-3

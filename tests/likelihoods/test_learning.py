@@ -3,10 +3,16 @@ import pytest
 
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
-from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
+from numpyro_kme.likelihoods.posterior import KernelMeansPosterior, learn_normal
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet, learn_normal
-from numpyro_kme.likelihoods.published.learning import COMMON_SD, SEPARATE_SD, Learner, learn
+from numpyro_kme.likelihoods.published.learning import (
+    COMMON_SD,
+    SEPARATE_SD,
+    Hyperparameters,
+    Learner,
+    TrainingSet,
+    learn,
+)
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, MarginalLikelihood
 
 M = 30

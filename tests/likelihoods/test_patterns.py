@@ -10,7 +10,7 @@ from scipy.integrate import trapezoid
 from numpyro_kme import KernelMeans, fit_likelihood
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
 from numpyro_kme.likelihoods.prepared import prepare
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 
 RNG = np.random.default_rng(5)
 THETA = RNG.normal(size=(200, 2))

@@ -11,7 +11,7 @@ from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling
 
 M = 40

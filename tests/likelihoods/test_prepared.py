@@ -7,7 +7,7 @@ import pytest
 import numpyro_kme as kme
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.prepared import prepare
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 
 KNOWN = Hyperparameters(Gaussian(np.ones(2)), Gaussian(np.full(2, 0.5)), np.array(0.01))
 FORMS = {"residual": kme.ResidualKernelMeans(), "published": kme.KernelMeans(hyperparameters=KNOWN)}

@@ -7,8 +7,7 @@ from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.likelihoods.descent import unravel
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
-from numpyro_kme.likelihoods.published.learning import COMMON_SD, Learner, Space, Tied
+from numpyro_kme.likelihoods.published.learning import COMMON_SD, Hyperparameters, Learner, Space, Tied, TrainingSet
 from numpyro_kme.likelihoods.published.leave_one_out import MarginalLikelihood
 
 M, DIM, STATISTICS = 80, 2, 3

@@ -21,9 +21,10 @@ from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.mcmc.handlers import surrogate, uncondition_simulators
 from numpyro_kme.models.coordinates import Coordinates
@@ -246,7 +247,7 @@ class NormalAt(LikelihoodAt):
 class ExactSurrogate(Surrogate):
     coordinates: Coordinates
 
-    dim = 3
+    region = Region.of(np.zeros((3, 3)), np.ones(3))
 
     def at(self, y):
         return NormalAt(self.coordinates, y if isinstance(y, jax.core.Tracer) else np.asarray(y, np.float64))

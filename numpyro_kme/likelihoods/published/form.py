@@ -19,10 +19,16 @@ from numpyro_kme.kernels.data_sets import EmpiricalMeasure
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
-from numpyro_kme.likelihoods.published.learning import Learner, LearntHyperparameters, learn
-from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective, LeaveOneOut, summarise
-from numpyro_kme.likelihoods.published.solves import Solve, default_solve
+from numpyro_kme.likelihoods.published.learning import (
+    Hyperparameters,
+    Learner,
+    LearningObjective,
+    LearntHyperparameters,
+    TrainingSet,
+    learn,
+)
+from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, summarise
+from numpyro_kme.likelihoods.published.solves import MOST_DENSE, DenseSolve, LowRankSolve, Solve
 from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as_one_point
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
@@ -72,10 +78,6 @@ class KernelMeans(Form):
         """Read outputs `(n, *event)` as the data kernel does."""
         return super().points(x) if self.data_kernel is None else self.data_kernel.points(x)
 
-    def point(self, y: Any) -> Any:
-        """Read one output `(*event)` as the data kernel does."""
-        return super().point(y) if self.data_kernel is None else self.data_kernel.point(y)
-
     def fit(self, z: ArrayLike, x: Any, *, measure: Measure | None = None, y: Any = None) -> "KernelMeansSurrogate":
         """Learn a surrogate from simulations.
 
@@ -96,10 +98,11 @@ class KernelMeans(Form):
         z, x = _simulations(z, x)
         transform = StatisticsTransform.fit(x) if self.standardise and TrainingSet(z, x).is_table else None
         data = x if transform is None else transform.forward(x)
-        point = None if y is None else as_one_point(transform, jax.tree.map(np.asarray, y), data)
+        point = None if y is None else as_one_point(transform, jax.tree.map(np.asarray, y))
         training = TrainingSet(z, data, measure, point)
         learnt = self._learn(training)
-        solution = (self.solve or default_solve(len(z))).fit(learnt.hyper, z)
+        solve = self.solve or (DenseSolve() if len(z) <= MOST_DENSE else LowRankSolve())
+        solution = solve.fit(learnt.hyper, z)
         summary = summarise(learnt.hyper, z, data)
         return KernelMeansSurrogate(z, data, learnt.hyper, solution, transform, summary, learnt.at_bounds)
 

@@ -1,16 +1,21 @@
-"""Learning hyperparameters: L-BFGS-B on their logarithms, with bounds and weak priors."""
+"""Hyperparameters of the published form, and how they are learnt: L-BFGS-B on their logarithms, in a box."""
 
+import abc
+from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import scipy
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.display import frozen
+from numpyro_kme._core.solves import Array
+from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.kernels.base import Kernel, register
+from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.descent import ravel, unravel
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters, TrainingSet
-from numpyro_kme.likelihoods.published.leave_one_out import LearningObjective
 
 PARAMETER_BOUNDS = 0.05, 100.0
 """Bounds of `beta`, in coordinates (about standard normal under the prior): away from 0, so that the maximum cannot be
@@ -19,6 +24,70 @@ a spike."""
 COMMON_SD, SEPARATE_SD = 1.5, 1.0
 """Standard deviations of the normal priors on the mean of the log length scales of one kernel, and of each about that
 mean: how much evidence it takes to treat dimensions differently."""
+
+
+@register
+class Hyperparameters:
+    """Everything the published form learns.
+
+    Args:
+        parameter_kernel: `l` on coordinates, length scales `beta` `(D,)`.
+        data_kernel: `k` on standardised statistics (length scales `eps`), or on whatever the data are.
+        regularisation: `lam`, for `(L + m lam I)^-1`.
+    """
+
+    parameter_kernel: Gaussian
+    data_kernel: Kernel
+    regularisation: Array
+
+    def __post_init__(self):
+        checks.positive("regularisation", self.regularisation)
+
+
+@frozen
+class TrainingSet:
+    """Simulations as the kernels see them.
+
+    Args:
+        z: Coordinates, `(m, D)`.
+        data: `m` data points: standardised statistics `(m, n)`, or a pytree that the data kernel understands.
+        measure: The prior in coordinates; only for objectives that need it.
+        y: The observation alone, as data of one simulation; only for objectives that need it.
+    """
+
+    z: np.ndarray
+    data: Any
+    measure: Measure | None = None
+    y: Any = None
+
+    @property
+    def is_table(self) -> bool:
+        """Tell whether the data are vectors of statistics."""
+        return isinstance(self.data, np.ndarray) and self.data.ndim == 2
+
+    def random_subset(self, size: int) -> "TrainingSet":
+        """A fixed random choice of simulations where there are many more; what all share in the data stays as it is."""
+        total = len(self.z)
+        if total <= 1.3 * size:
+            return self
+        rows = np.random.default_rng(0).permutation(total)[:size]
+        choose = lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (total,) else leaf  # noqa: E731
+        return replace(self, z=self.z[rows], data=jax.tree.map(choose, self.data))
+
+
+class LearningObjective(abc.ABC):
+    """A function of the hyperparameters to maximise, per simulation.
+
+    Attributes:
+        uses_priors: Whether the learner adds its weak priors on the logarithms of the hyperparameters.
+    """
+
+    uses_priors = True
+
+    @abc.abstractmethod
+    def value_and_gradient(self, hyper: Hyperparameters, training: TrainingSet) -> tuple[float, np.ndarray]:
+        """The objective, and its derivatives by the logarithms of all hyperparameters, in the order of `ravel`; NaN
+        where a factorisation fails."""
 
 
 @frozen

@@ -8,7 +8,6 @@ column of `G` is divided by its mean, the kernel density estimate of `p(x_i)` fr
 Objectives are NumPy and have their derivatives written out, backwards from the value.
 """
 
-import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -23,16 +22,10 @@ from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.base import positive_part
+from numpyro_kme.likelihoods.base import log_positive_part, positive_part
 from numpyro_kme.likelihoods.descent import ravel, unravel
 from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile, without_diagonal
-from numpyro_kme.likelihoods.published.hyperparameters import (
-    Hyperparameters,
-    TrainingSet,
-    log_integral,
-    log_kernels,
-    log_positive_part,
-)
+from numpyro_kme.likelihoods.published.learning import Hyperparameters, LearningObjective, TrainingSet
 from numpyro_kme.likelihoods.published.solves import factorised, inverted, regularised
 
 FLOOR = 0.02
@@ -43,6 +36,21 @@ SOFTNESS = 0.02
 
 MOST_HELD_OUT = 2000
 """Largest number of simulations whose held-out quantities go into a summary."""
+
+
+@numpy_function
+def log_kernels(kernel: Kernel, x: Any, y: Any = None) -> np.ndarray:
+    """Log kernels `(n, m)` of concrete points, float64; a kernel of a user's runs in the session's precision."""
+    return np.asarray(kernel.log_gram(x, y), np.float64)
+
+
+def log_integral(kernel: Kernel, data: Any) -> Any:
+    """Log of the integral of a data kernel over the observation; `None` where it is not a density over such data."""
+    try:
+        found = kernel.log_integral(int(np.prod(np.shape(jax.tree.leaves(data)[-1])[1:])))
+    except ValueError:
+        return None
+    return np.asarray(found, np.float64) if checks.is_concrete(found) else found
 
 
 def relative_kernels(log_gram: np.ndarray) -> np.ndarray:
@@ -174,21 +182,6 @@ def held_out_drops(hyper: Hyperparameters, z: Array, data: np.ndarray) -> np.nda
     columns = np.arange(data.shape[1])
     reduced = (np.where(columns == out, 0.0, data) for out in columns)
     return np.array(summarise(hyper, z, data).score - [summarise(hyper, z, without).score for without in reduced])
-
-
-class LearningObjective(abc.ABC):
-    """A function of the hyperparameters to maximise, per simulation.
-
-    Attributes:
-        uses_priors: Whether the learner adds its weak priors on the logarithms of the hyperparameters.
-    """
-
-    uses_priors = True
-
-    @abc.abstractmethod
-    def value_and_gradient(self, hyper: Hyperparameters, training: TrainingSet) -> tuple[float, np.ndarray]:
-        """The objective, and its derivatives by the logarithms of all hyperparameters, in the order of `ravel`; NaN
-        where a factorisation fails."""
 
 
 @frozen

@@ -15,7 +15,7 @@ from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.published.hyperparameters import Hyperparameters
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 
 MOST_DENSE = 10_000
 """Simulations up to which the solve is dense where none is asked for: 0.8 GB."""
@@ -200,8 +200,3 @@ Solution = DenseSolution | LowRankSolution
 
 Solve = DenseSolve | LowRankSolve
 """How `L + m lam I` is solved: settings, and `fit`."""
-
-
-def default_solve(num_simulations: int) -> Solve:
-    """Dense up to `MOST_DENSE` simulations, low rank above."""
-    return DenseSolve() if num_simulations <= MOST_DENSE else LowRankSolve()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -14,15 +15,16 @@ from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.data_sets import WithLength
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.base import KernelExpansion, LikelihoodAt, Surrogate, to_signed_log
-from numpyro_kme.likelihoods.extrapolation import warn_if_out_of_distribution
-from numpyro_kme.likelihoods.published.hyperparameters import (
-    Hyperparameters,
+from numpyro_kme.likelihoods.base import KernelExpansion, LikelihoodAt, Surrogate, log_positive_part, to_signed_log
+from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
+from numpyro_kme.likelihoods.published.leave_one_out import (
+    Summary,
+    held_out_drops,
     log_integral,
     log_kernels,
-    log_positive_part,
+    summarise,
 )
-from numpyro_kme.likelihoods.published.leave_one_out import Summary, held_out_drops, summarise
 from numpyro_kme.likelihoods.published.solves import Solution
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.samplers.importance import effective_size
@@ -116,10 +118,11 @@ class KernelMeansSurrogate(Surrogate):
     summary: Summary
     at_bounds: str = field(metadata=dict(static=True))
 
-    @property
-    def dim(self):
-        """Number of coordinates."""
-        return self.z.shape[1]
+    @cached_property
+    def region(self) -> Region:  # type: ignore[override]
+        """Simulated region, in which coordinates count by their inverse squared length scales."""
+        z, squared_length = np.asarray(self.z), np.square(self.hyper.parameter_kernel.length_scale)
+        return Region.of(z, np.broadcast_to(1.0 / squared_length, z.shape[1]))
 
     def point(self, y: Any) -> Any:
         """Read one output `(*event)` as the data kernel does."""
@@ -138,22 +141,19 @@ class KernelMeansSurrogate(Surrogate):
         Cost: `m` data kernels and two triangular solves.
         """
         if not checks.is_concrete((y, self)):
-            self._check_precision()
-            return self._at(as_one_point(self.transform, y, self.data), y, ())
+            return self._at(as_one_point(self.transform, y), y, ())
         if self.transform is not None:
             if self.transform.lacks(y):
                 return self.marginal(~np.isnan(y)).at(y)
             self.transform.check(y)
         y = jax.tree.map(lambda leaf: np.array(leaf, bool if np.asarray(leaf).dtype == bool else np.float64), y)
-        point, kernel = as_one_point(self.transform, y, self.data), self.hyper.data_kernel
+        point, kernel = as_one_point(self.transform, y), self.hyper.data_kernel
         nearest = np.max(log_kernels(kernel, point, self.data)) - log_kernels(kernel, point)[0, 0]
         warn_if_out_of_distribution(self.transform, self.data, y, nearest, self.summary.log_nearest_quantile)
         return self._at(point, y, ())
 
     def at_rows(self, rows, axes=1):
         """The likelihood at several outputs that need no check."""
-        if not checks.is_concrete((rows, self)):
-            self._check_precision()
         lead, event = rows.shape[:axes], rows.shape[axes:]
         if self.transform is None:
             return self._at(self.hyper.data_kernel.points(rows.reshape(-1, *event)), rows, lead)
@@ -164,6 +164,8 @@ class KernelMeansSurrogate(Surrogate):
     def _at(self, points, y, lead) -> KernelMeansAt:
         """At outputs `y`, which are a batch of `points` that the data kernel compares."""
         kernel, data_kernel, xp = self.hyper.parameter_kernel, self.hyper.data_kernel, namespace(points, self)
+        if xp is jnp:
+            self._check_precision()
         log_kappa = (log_kernels if xp is np else type(data_kernel).log_gram)(data_kernel, points, self.data)
         largest, norm = xp.max(log_kappa, axis=1), log_integral(data_kernel, self.data)
         kappa, z = xp.exp(log_kappa - largest[:, None]), xp.asarray(self.z)
@@ -174,8 +176,9 @@ class KernelMeansSurrogate(Surrogate):
         alike = kappa / xp.sum(kappa, axis=1, keepdims=True)
         centre = alike @ z
         apart = z[None] - centre[:, None]
-        few = self.dim / (self.dim + effective_size(alike, xp))
-        reach = xp.square(xp.minimum(xp.broadcast_to(xp.asarray(kernel.length_scale), self.dim), 1.0))
+        dim = z.shape[1]
+        few = dim / (dim + effective_size(alike, xp))
+        reach = xp.square(xp.minimum(xp.broadcast_to(xp.asarray(kernel.length_scale), dim), 1.0))
         covariance = xp.swapaxes(alike[:, :, None] * apart, 1, 2) @ apart + few[:, None, None] * xp.diag(reach)[None]
         log_largest = xp.log(xp.maximum(xp.max(solved.fitted, axis=1), 1e-12))
         inverse_factor = xp.linalg.inv(xp.linalg.cholesky(covariance))
@@ -195,7 +198,7 @@ class KernelMeansSurrogate(Surrogate):
             )
 
     @property
-    def records(self) -> bool:
+    def records(self) -> bool:  # type: ignore[override]
         """Tell whether NaN says something: at the end of arrays whose lengths the data kernel compares."""
         return isinstance(self.hyper.data_kernel, WithLength)
 
@@ -216,10 +219,6 @@ class KernelMeansSurrogate(Surrogate):
         scale = np.broadcast_to(kernel.length_scale, np.shape(self.data)[1])[chosen]
         hyper = replace(self.hyper, data_kernel=Gaussian(scale))
         return replace(self, data=data, hyper=hyper, transform=transform, summary=summarise(hyper, self.z, data))
-
-    def dependence(self) -> np.ndarray:
-        """Inverse squared length scales of the coordinates, `(D,)`."""
-        return np.broadcast_to(1.0 / np.square(self.hyper.parameter_kernel.length_scale), self.dim)
 
     def variance(self, z: np.ndarray) -> np.ndarray:
         r"""Variance of a Gaussian process with kernel `l` and noise `m lam` at points `(r, D)`, before any amplitude.
@@ -278,10 +277,6 @@ class KernelMeansSurrogate(Surrogate):
         }
 
 
-def as_one_point(transform: StatisticsTransform | None, y: Any, data: Any) -> Any:
-    """The observation as the data of one simulation that the data kernel sees; what all data share is left as it is."""
-    if transform is not None:
-        return transform.forward(y[None, :])
-    if len({jax.tree.structure(y), jax.tree.structure(data)}) > 1:  # one ends before its last row, the others do not
-        return jax.tree.map(lambda leaf: leaf[None], y)
-    return jax.tree.map(lambda leaf, like: leaf[None] if np.ndim(leaf) < np.ndim(like) else leaf, y, data)
+def as_one_point(transform: StatisticsTransform | None, y: Any) -> Any:
+    """The observation as the data of one simulation that the data kernel sees."""
+    return jax.tree.map(lambda leaf: leaf[None], y) if transform is None else transform.forward(y[None, :])

@@ -118,11 +118,6 @@ class ResidualSurrogate(Surrogate):
         """Implement `Surrogate.moves`."""
         return not np.all(self.unmoved)
 
-    @property
-    def dim(self):
-        """Number of coordinates."""
-        return len(self.region.low)
-
     def named(self, names: Sequence[str]) -> "ResidualSurrogate":
         """Implement `Surrogate.named`."""
         return replace(self, transform=self.transform.named(names))
@@ -200,10 +195,6 @@ class ResidualSurrogate(Surrogate):
             residuals=residuals,
             unmoved=unmoved,
         )
-
-    def dependence(self) -> np.ndarray:
-        """Information of all statistics about each coordinate, `(D,)`."""
-        return np.asarray(self.region.weights)
 
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Tell whether an observation `(..., n_raw)` is beyond a bound at `z` `(..., D)`, or nearer than its width."""

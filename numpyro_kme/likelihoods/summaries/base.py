@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -25,6 +25,9 @@ class LearntStatistics(abc.ABC):
     Attributes:
         names: What each statistic is, `k` names.
     """
+
+    records: ClassVar[bool] = False
+    """Whether they read NaN in an output as what the simulator gives: an end."""
 
     names: tuple[str, ...]
 
@@ -136,6 +139,11 @@ class StatisticsSurrogate(TransformedSurrogate):
     inner: Surrogate
     simulated: Array
 
+    @property
+    def records(self) -> bool:  # type: ignore[override]
+        """Tell whether the statistics read NaN in an output as its end."""
+        return self.statistics.records
+
     def named(self, names: Sequence[str]) -> "StatisticsSurrogate":
         """Implement `Surrogate.named`: statistics that are numbers of the output have the names of these."""
         statistics = self.statistics.named(names)
@@ -149,10 +157,6 @@ class StatisticsSurrogate(TransformedSurrogate):
     def _marginal(self, seen, last):
         """Keep the statistics that are known."""
         return replace(self, inner=self.inner.marginal(self.statistics.seen(seen)))
-
-    def statistics_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Count the statistics."""
-        return (len(self.statistics.names),)
 
     def informativeness(self) -> tuple[str, np.ndarray]:
         """Implement `Surrogate.informativeness`, of the statistics."""

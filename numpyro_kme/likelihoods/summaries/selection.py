@@ -14,15 +14,12 @@ from jax.typing import ArrayLike
 from scipy.special import gammaincc
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core.display import frozen, listed
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.summaries.base import Learnt, LearntStatistics, Statistics
 
 WAVES = 3
 """Functions of each number whose correlations are tested."""
-
-SHOWN = 20
-"""So many statistics are listed by number."""
 
 
 @frozen
@@ -123,6 +120,5 @@ class Selected(LearntStatistics):
     def describe(self) -> Mapping[str, Any]:
         """Implement `LearntStatistics.describe`."""
         total, shared = len(np.asarray(self.p_values)), len(self.kept) - self.dependent
-        more = ", ..." if len(self.kept) > SHOWN else ""
         also = f", {shared} of which only depend on the others" if shared else ""
-        return {"statistics": f"{len(self.kept)} of {total} kept: {', '.join(self.names[:SHOWN])}{more}{also}"}
+        return {"statistics": f"{len(self.kept)} of {total} kept: {listed(self.names)}{also}"}
