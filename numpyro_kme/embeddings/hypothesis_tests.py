@@ -10,8 +10,6 @@ from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import numpy_function, numpy_rng
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
-KERNEL = "a kernel, such as Gaussian(length_scale)"
-
 
 @shown
 class PermutationTest(NamedTuple):
@@ -57,12 +55,9 @@ def mmd_test(
     References: Gretton et al. (2012), JMLR 13.
     """
     checks.key(rng_key)
-    checks.instance("kernel", kernel, Kernel, KERNEL)
-    n, m = num_points(x), num_points(y)
-    checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
     checks.whole("num_permutations", num_permutations, 1)
-    checks.sound("x", x)
-    checks.sound("y", y)
+    n, m = _sizes(x, y, kernel=kernel)
+    checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
     shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(sample)] for sample in (x, y)]
     checks.require(
         shapes[0] == shapes[1], f"Points of `x` and `y` must have one shape; got {shapes[0]} and {shapes[1]}."
@@ -93,7 +88,7 @@ def hsic(kernel_x: Kernel, kernel_y: Kernel, x: PointSet, y: PointSet) -> jax.Ar
         RuntimeError: If it is negative by more than rounding: a kernel is not positive definite.
     References: Gretton et al. (2005), ALT.
     """
-    _pairs(kernel_x, kernel_y, x, y)
+    _require_pairs(kernel_x, kernel_y, x, y)
     centred, gram = _centred(kernel_x.gram(x)), kernel_y.gram(y)
     value = _hsic(centred, gram)
     checks.v_statistic("The HSIC", value, _hsic(abs(centred), abs(gram)))
@@ -115,7 +110,7 @@ def hsic_test(
     References: Gretton et al. (2008), NIPS.
     """
     checks.key(rng_key)
-    _pairs(kernel_x, kernel_y, x, y)
+    _require_pairs(kernel_x, kernel_y, x, y)
     checks.whole("num_permutations", num_permutations, 1)
     rng, centred, gram = numpy_rng(rng_key), _centred(np.asarray(kernel_x.gram(x))), np.asarray(kernel_y.gram(y))
     orders = (rng.permutation(len(gram)) for _ in range(num_permutations))
@@ -131,13 +126,18 @@ def _hsic(centred, gram):
     return (centred * gram).sum() / len(gram) ** 2
 
 
-def _pairs(kernel_x, kernel_y, x, y) -> None:
-    checks.instance("kernel_x", kernel_x, Kernel, KERNEL)
-    checks.instance("kernel_y", kernel_y, Kernel, KERNEL)
-    n, m = num_points(x), num_points(y)
+def _require_pairs(kernel_x, kernel_y, x, y) -> None:
+    n, m = _sizes(x, y, kernel_x=kernel_x, kernel_y=kernel_y)
     checks.require(n == m >= 2, f"`x` and `y` must be at least 2 pairs; got {n} and {m} points.")
+
+
+def _sizes(x, y, **kernels) -> tuple[int, int]:
+    """Numbers of points of two sound samples, after their kernels."""
+    for name, kernel in kernels.items():
+        checks.instance(name, kernel, Kernel, "a kernel, such as Gaussian(length_scale)")
     checks.sound("x", x)
     checks.sound("y", y)
+    return num_points(x), num_points(y)
 
 
 def _result(value, null) -> PermutationTest:

@@ -79,7 +79,7 @@ def test_many_series_and_nuts_lack_the_same_weeks(lost_weeks, tmp_path):
     fitted = lost_weeks.likelihoods["x"]
     fitted.save(tmp_path / "kept.kme")
     again = type(fitted).load(tmp_path / "kept.kme")
-    assert again.surrogate.gaps == (3, 8, 9)
+    assert again.surrogate.statistics.gaps == (3, 8, 9)
     values = [float(f(0.5).log_prob(pad(x, LONGEST))) for f in (fitted, again)]
     assert values[0] == values[1] and np.isfinite(values[0])
 

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme.kernels.base import Sum, register
-from numpyro_kme.kernels.gram import squared_distances_on_host
+from numpyro_kme.kernels.gram import gaussian_gram, squared_distances
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.kernels.products import Polynomial
 from numpyro_kme.kernels.stationary import Gaussian
@@ -90,7 +90,7 @@ def relevance(a: np.ndarray, weights: np.ndarray, targets: np.ndarray) -> np.nda
     a = a * np.sqrt(weights)
     regression = DistributionRegression.fit(KERNEL, a, targets)
     centres, some = np.asarray(regression.features.pivots), a[:: -(-len(a) // DERIVATIVES)]
-    gaussian, total = np.exp(-0.5 * squared_distances_on_host(some, centres)), np.zeros(len(weights))
+    gaussian, total = gaussian_gram(some, centres), np.zeros(len(weights))
     explained = np.maximum(1.0 - np.square(regression.error) / targets.var(axis=0), 0.0)
     for beta, own in zip((regression.features.inverse.T @ regression.coefficients).T, explained):
         near = gaussian * beta
@@ -164,7 +164,7 @@ class SemiAutomaticStatistics(Statistics):
             "learn statistics from. Simulate more, or give statistics or features of your own.",
         )
         regressions, chosen = zip(*((regression, tuple(np.flatnonzero(own).tolist())) for regression, own in parts))
-        near = squared_distances_on_host(a, a) + np.diag(np.full(len(a), np.inf))
+        near = squared_distances(a, a) + np.diag(np.full(len(a), np.inf))
         distances = np.sort(near.min(axis=1))
         statistics = SemiAutomatic(reader, regressions, explained, a, distances, tuple(told), names, chosen)
         return Learnt(statistics, np.concatenate([one.held_out[:, own] for one, own in parts], axis=1))
@@ -222,6 +222,6 @@ class SemiAutomatic(LearntStatistics):
 
     def describe_observation(self, y: np.ndarray) -> str:
         """Implement `LearntStatistics.describe_observation`."""
-        nearest = squared_distances_on_host(self.reader(y[None]), np.asarray(self.simulated)).min()
+        nearest = squared_distances(self.reader(y[None]), np.asarray(self.simulated)).min()
         nearer = np.mean(np.asarray(self.distances) < nearest)
         return f"its features lie farther from the simulations than {nearer:.0%} of these from one another"
