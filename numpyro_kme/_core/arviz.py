@@ -44,25 +44,21 @@ def to_inference_data(
     import xarray
 
     arviz, before_1 = _installed()
-    taken = sorted({"chain", "draw"} & {name for group in groups.values() for name in group})
-    checks.require(not taken, f"ArviZ calls dimensions {taken}, as sites are called here. Give these other names.")
     attributes = {
         "created_at": datetime.now(UTC).isoformat(),
         "inference_library": "numpyro_kme",
         "inference_library_version": version("numpyro-kme"),
         **{name: _plain(value) for name, value in (attrs or {}).items()},
     }
-    datasets = {
-        name: _dataset(
-            group,
-            tuple((leading or {}).get(name, () if name in WITHOUT_DRAWS else ("chain", "draw"))),
-            coords or {},
-            _of_calls(groups, dims or {}) if name == "log_likelihood" else dims or {},
-            attributes,
+    own, datasets = dict.fromkeys(WITHOUT_DRAWS, ()) | dict(leading or {}), {}
+    for name, group in groups.items():
+        taken = {"chain", "draw"} & set(group)
+        checks.require(
+            not taken, f"ArviZ calls dimensions {sorted(taken)}, as sites are called here. Give these other names."
         )
-        for name, group in groups.items()
-        if group
-    }
+        if group:
+            named = _of_calls(groups, dims or {}) if name == "log_likelihood" else dims or {}
+            datasets[name] = _dataset(group, tuple(own.get(name, ("chain", "draw"))), coords or {}, named, attributes)
     if before_1:
         return arviz.InferenceData(warn_on_custom_groups=False, **datasets)
     return xarray.DataTree.from_dict(datasets)

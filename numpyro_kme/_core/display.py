@@ -51,20 +51,12 @@ def text(value: Any) -> str:
     if card is None:
         return _expression(value)
     title, rows, hint = card
-    kept = _kept(rows)
-    wide = max(map(len, kept), default=0) + 2
+    kept = {label: line for label, row in rows.items() if (line := row if isinstance(row, str) else brief(row))}
+    wide, body = max(map(len, kept), default=0) + 2, list[str]()
+    for label, line in kept.items():
+        body += _wrapped(_cut(line, EACH * WIDTH), f"  {label:<{wide}}", " " * (wide + 2))[:EACH]
     end = _wrapped(hint, "  next: ", " " * 8)
-    body = [
-        line for label, row in kept.items() for line in _wrapped(row, f"  {label:<{wide}}", " " * (wide + 2))[:EACH]
-    ]
-    room = LINES - 1 - len(end)
-    return "\n".join([_cut(title, WIDTH), *body[:room], *end])
-
-
-def _kept(rows: Mapping[str, Any]) -> dict[str, str]:
-    """Select the rows that say something, each cut to `EACH` lines."""
-    each = {label: row if isinstance(row, str) else brief(row) for label, row in rows.items()}
-    return {label: _cut(row, EACH * WIDTH) for label, row in each.items() if row}
+    return "\n".join([_cut(title, WIDTH), *body[: LINES - 1 - len(end)], *end])
 
 
 def brief(value: Any, room: int = WIDTH) -> str:
@@ -158,9 +150,12 @@ def _expression(value: Any) -> str:
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     """Fields of a dataclass or named tuple that are not as by default."""
     if not is_dataclass(value):
-        return iter(value._asdict().items())
-    found = ((f, getattr(value, f.name, None)) for f in fields(value) if f.repr)
-    return ((f.name, one) for f, one in found if not is_default(f, one))
+        yield from value._asdict().items()
+        return
+    for one in fields(value):
+        found = getattr(value, one.name, None)
+        if one.repr and not is_default(one, found):
+            yield one.name, found
 
 
 def is_default(one: Field, value: Any) -> bool:

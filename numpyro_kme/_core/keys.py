@@ -51,4 +51,4 @@ def child(rng_key: jax.Array, number: int) -> jax.Array:
 
 def split(rng_key: jax.Array, num: int = 2) -> list[jax.Array]:
     """Keys for `num` purposes: child `i` of the key, which is the one that `jax.random.split` gives."""
-    return [random.wrap_key_data(words) for words in fold_in(data_of(rng_key), np.arange(num))]
+    return list(map(random.wrap_key_data, fold_in(data_of(rng_key), np.arange(num))))

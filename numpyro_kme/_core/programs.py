@@ -115,7 +115,7 @@ def in_blocks(function: Callable[[Any], Any], rows: Any, size: int = BLOCK) -> A
 def pieces(flat: Any, shapes: Iterable[tuple[int, ...]]) -> list[Any]:
     """Cut `(*lead, total)` into arrays `(*lead, *shape)`, one after another."""
     shapes = list(shapes)
-    ends = np.cumsum([prod(shape) for shape in shapes])[:-1].tolist()
+    ends = np.cumsum(list(map(prod, shapes)))[:-1].tolist()
     parts = (np if isinstance(flat, np.ndarray) else jnp).split(flat, ends, axis=-1)
     return [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, shapes)]
 

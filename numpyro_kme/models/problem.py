@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpyro.distributions import Unit
+from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.display import Card, brief, frozen, names_and_shapes, shown
@@ -156,11 +157,11 @@ class Problem(Recomputed):
         checks.key(rng_key)
         checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
         words = tracing.keys_in_order(fold_in(data_of(rng_key), np.arange(num_draws)))
-        return self._draws(programs.in_blocks(self._draw, words))
+        return self._draws({}, words)
 
     def evaluate(self, latents: Arrays) -> Draws:
         """The simulators' arguments and the deterministic sites at given latents `{site: (m, *shape)}`."""
-        return self._draws(self._at(self._parts, latents))
+        return self._draws(self._checked(latents))
 
     def arguments(self, latents: Arrays) -> Arrays:
         """The simulators' arguments, `{site: (m, *groups, p)}`, at given latents `{site: (m, *shape)}`."""
@@ -168,12 +169,12 @@ class Problem(Recomputed):
 
     def log_prior(self, latents: Arrays) -> np.ndarray:
         """Log density of the prior, `(m,)`, at given latents `{site: (m, *shape)}`."""
-        return self._at(self._log_prior, latents)
+        return self._at(self._log_prior, self._checked(latents))
 
     def pointwise(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Log density of each observation of the other likelihoods, `{site: (m, *batch)}`, at given latents `{site: (m,
         *shape)}`; masked ones are 0, and scales and factors are left out."""
-        return self._at(self._pointwise, latents)
+        return self._at(self._pointwise, self._checked(latents))
 
     def draw_likelihoods(self, rng_key: jax.Array, latents: Arrays) -> dict[str, np.ndarray]:
         """Draw what the other likelihoods could have observed at given latents `{site: (m, *shape)}`: a draw from the
@@ -192,7 +193,7 @@ class Problem(Recomputed):
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Tell whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them:
         `{site: (m,)}`."""
-        return self._at(self._inside, latents)
+        return self._at(self._inside, self._checked(latents))
 
     def require_inside_support(self, what: str, latents: Arrays) -> None:
         """Refuse latents `{site: (m, *shape)}`, which an argument called `what` gives, where their priors are zero."""
@@ -205,19 +206,24 @@ class Problem(Recomputed):
                 "or write a model whose prior reaches them.",
             )
 
-    def _run(self, latents, *inside, keys=None):
-        return tracing.run(self.model, self.args, self.kwargs, keys, latents, *inside)
+    def _run(self, latents: Mapping, words: Any = None, *inside: Messenger):
+        return tracing.run(self.model, self.args, self.kwargs, words, latents, *inside)
 
-    def _at(self, function: Callable, latents: Arrays) -> Any:
-        """`function` of the trace at each of many points and of its simulators, by one program for all calls."""
+    def _at(self, function: Callable, latents: Arrays, words: np.ndarray | None = None) -> Any:
+        """`function` of the trace and its simulators at each of many points, given or drawn by keys of these words, by
+        one program for all calls."""
         known, name = self._programs, function.__name__
         if name not in known:
-            known[name] = Program(jax.vmap(lambda latents: function(*self._run(latents))))
-        return programs.in_blocks(known[name], self._checked(latents))
+            known[name] = Program(jax.vmap(lambda rows: function(*self._run(*rows))))
+        return programs.in_blocks(known[name], (latents, words))
 
     @cached_property
     def _programs(self) -> dict[str, Program]:
         return {}
+
+    def _draws(self, latents: Arrays, words: np.ndarray | None = None) -> Draws:
+        names = (self.latents, self.simulators, self.deterministics)
+        return Draws(*map(dict, map(zip, names, self._at(self._parts, latents, words))))
 
     def _parts(self, trace, simulators):
         """Parts of `Draws`, in lists: JAX sorts dictionaries by name."""
@@ -226,14 +232,6 @@ class Problem(Recomputed):
             [simulators[name].arguments for name in self.simulators],
             [trace[name]["value"] for name in self.deterministics],
         )
-
-    def _draws(self, parts) -> Draws:
-        names = (self.latents, self.simulators, self.deterministics)
-        return Draws(*(dict(zip(*pair)) for pair in zip(names, parts)))
-
-    @cached_property
-    def _draw(self) -> Callable:
-        return Program(jax.vmap(lambda keys: self._parts(*self._run({}, keys=keys))))
 
     def _log_prior(self, trace, _):
         with tracing.as_numpyro_does():
@@ -252,7 +250,7 @@ class Problem(Recomputed):
         def draw(rows):
             words, latents = rows
             keys = {name: random.wrap_key_data(words[name]) for name in words}
-            trace, _ = self._run(latents, tracing.DrawObserved(keys))
+            trace, _ = self._run(latents, None, tracing.DrawObserved(keys))
             return {name: trace[name]["value"] for name in self.likelihoods}
 
         return Program(jax.vmap(draw))

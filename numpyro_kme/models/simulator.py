@@ -315,7 +315,7 @@ _INTEGER = _Integer()
 
 
 def _event_dims(fn: Callable, shapes: list[Shape], event_dims) -> tuple[int, ...]:
-    ndims = tuple(len(shape) for shape in shapes)
+    ndims = tuple(map(len, shapes))
     if event_dims is None:
         return ndims
     dims = (event_dims,) * len(shapes) if isinstance(event_dims, int) else tuple(event_dims)

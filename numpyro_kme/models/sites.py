@@ -150,7 +150,7 @@ class SimulatorSite:
         broken = numbers[numbers != np.round(numbers)]
         checks.require(
             not broken.size,
-            f"The observation at {name!r} holds {', '.join(f'{number:g}' for number in broken[:3])}, and its simulator "
+            f"The observation at {name!r} holds {', '.join(map('{:g}'.format, broken[:3]))}, and its simulator "
             f"`{self.simulator.name}` gives whole numbers ({self.simulator.dtype}). Observe whole numbers, or let the "
             "simulator return what was averaged.",
         )

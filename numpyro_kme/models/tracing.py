@@ -136,7 +136,7 @@ class KeysSplitBefore(handlers.seed):
 
     def __init__(self, fn: Callable, words: Any):
         super().__init__(fn, rng_seed=random.wrap_key_data(words[-1]))
-        self.words = [words[i] for i in range(len(words) - 1)]
+        self.words = list(words[:-1])
 
     def process_message(self, msg):
         """Where NumPyro would split a key, give the next one in place of it."""
@@ -227,7 +227,7 @@ def run(
 ) -> tuple[dict, dict[str, Simulator]]:
     """The trace of a model with given latents and its simulators left out, and the `Simulator` of each site."""
     left_out = LeaveOutSimulators()
-    values = handlers.substitute(data={name: jnp.asarray(value) for name, value in latents.items()})
+    values = handlers.substitute(data=jax.tree.map(jnp.asarray, dict(latents)))
     return trace_of(model, args, kwargs, PresentPrecision(), values, *inside, left_out, keys=keys), left_out.simulators
 
 

@@ -148,8 +148,7 @@ class Mixed(NamedTuple):
         """`n` draws, `weight` of them, rounded up, from the first and before the others, `(n, D)`."""
         of_first, of_second = split(rng_key, 2)
         count = int(np.ceil(self.weight * n))
-        drawn = self.first.sample(of_first, count), self.second.sample(of_second, n - count)
-        return np.concatenate([np.asarray(part) for part in drawn])
+        return np.concatenate([self.first.sample(of_first, count), self.second.sample(of_second, n - count)])
 
     def log_densities(self, points: np.ndarray) -> np.ndarray:
         """`(n,)` at points `(n, D)`."""
@@ -167,7 +166,7 @@ def adapted_proposal(
     for number in range(1, 16):
         key = child(rng_key, number)
         log_ratio = measure.log_densities(particles) - proposal.log_densities(particles)
-        power, weights = _tempered(log_likelihood(particles) + log_ratio, 0.2 * n)
+        power, weights, _ = tempered(log_likelihood(particles) + log_ratio, 1.0, 0.2 * n)
         proposal = _fitted_proposal(key, particles, weights)
         if power == 1.0:
             break
@@ -188,32 +187,27 @@ def _normalised(particles, sign, log_size) -> WeightedParticles:
     return WeightedParticles(np.asarray(particles), weights / total, largest + np.log(total))
 
 
-def largest_power(relative: np.ndarray, most: float, effective: float) -> float:
-    """Largest power `p` up to `most` at which the weights `exp(p relative)` keep an effective number, by bisection."""
+def tempered(log_weights: np.ndarray, most: float, effective: float) -> tuple[float, np.ndarray, float]:
+    """The largest power up to `most` at which weights keep an effective number, by bisection.
 
-    def enough(power):
-        return effective_size(np.exp(power * relative)) >= effective
-
-    if enough(most):
-        return most
-    low, high = SMALLEST, 0.0
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if enough(most * np.exp(middle)) else (low, middle)
-    return most * np.exp(low)
-
-
-def _tempered(log_weights, effective):
-    """Largest power up to 1 at which the weights keep an effective number of particles, and the weights to this power,
-    normalised; where all are 0, the power 0 and equal weights."""
-    log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
-    if not np.isfinite(log_weights).any():
-        return 0.0, np.full(len(log_weights), 1.0 / len(log_weights))
-
-    relative = log_weights - np.max(log_weights)
-    power = largest_power(relative, 1.0, effective)
+    Returns:
+        The power, the weights to this power, normalised, and the log of their mean. Where no weight is positive and
+        finite the power is 0, and the weights are equal.
+    """
+    log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
+    peak = np.max(log_weights)
+    if not np.isfinite(peak):
+        return 0.0, np.full(len(log_weights), 1.0 / len(log_weights)), peak
+    relative, low, high = log_weights - peak, SMALLEST, 0.0
+    power = most
+    if effective_size(np.exp(most * relative)) < effective:
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            enough = effective_size(np.exp(most * np.exp(middle) * relative)) >= effective
+            low, high = (middle, high) if enough else (low, middle)
+        power = most * np.exp(low)
     weights = np.exp(power * relative)
-    return power, weights / weights.sum()
+    return power, weights / weights.sum(), power * peak + float(np.log(np.mean(weights)))
 
 
 def effective_size(weights: Any, xp: Any = np) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng
-from numpyro_kme.samplers.importance import largest_power, systematic
+from numpyro_kme.samplers.importance import systematic, tempered
 
 LOCAL, MODE_JUMP = 0.5, 0.3
 """Probabilities of a proposal by a difference, and by a whole difference."""
@@ -85,7 +85,8 @@ class ProposalDistribution(NamedTuple):
 LogDensities = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 EFFECTIVE = 0.3
-"""Effective number of particles that the weights of a new temperature leave, relative to all."""
+"""Effective number of particles that the weights of a new temperature leave, relative to all at which the likelihood is
+positive; the others go at once, however many they are."""
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
 DECORRELATED, ENOUGH, MOST_ROUNDS = 0.1, 0.8, 24
@@ -189,7 +190,9 @@ def temper(
             chosen = np.arange(size)
             starts = chosen[-num_chains:]
         else:
-            temperature, weights, log_mean = _reweigh(population.log_likelihood, temperature)
+            alive, to_go = np.sum(population.log_likelihood > -np.inf), 1.0 - temperature
+            step, weights, log_mean = tempered(population.log_likelihood, to_go, EFFECTIVE * alive)
+            temperature = 1.0 if step in (0.0, to_go) else temperature + step
             unequal = float(np.sum(weights**2)) - 1.0 / len(weights)
             chosen = systematic(rng, weights, size)
             starts, log_evidence, num_temperatures = chosen[::MOVES], log_evidence + log_mean, num_temperatures + 1
@@ -222,23 +225,6 @@ def temper(
         acceptance=float(np.mean(moved)),
         effective_size=effective_size,
     )
-
-
-def _reweigh(log_likelihood: np.ndarray, temperature: float) -> tuple[float, np.ndarray, float]:
-    """The next temperature, normalised weights and the log of their mean.
-
-    The effective sample size of the particles at which the likelihood is positive falls to `EFFECTIVE` of their number;
-    all others go at once, however many they are.
-    """
-    alive, to_go = log_likelihood > -np.inf, 1.0 - temperature
-    peak = np.max(log_likelihood)
-    if not np.isfinite(peak):  # there is no posterior
-        return 1.0, np.full(len(alive), 1.0 / len(alive)), peak
-    relative = log_likelihood - peak
-    step = largest_power(relative, to_go, EFFECTIVE * np.sum(alive))
-    there = 1.0 if step == to_go else temperature + step
-    weights = np.exp(step * relative)
-    return there, weights / np.sum(weights), step * peak + float(np.log(np.mean(weights)))
 
 
 def _move(rng: np.random.Generator, evaluate, proposal: ProposalDistribution, points: _Points, temperature: float):

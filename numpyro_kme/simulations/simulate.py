@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -133,7 +134,7 @@ class Plan:
         number = self.num_simulations if number is None else number
         checks.whole("num_simulations", number, 1)
         self._check_execution(problem)
-        return self._kept(rng_key, problem, problem.draw(child(rng_key, 0), number), self.store)
+        return self._run(rng_key, problem, problem.draw(child(rng_key, 0), number), self.store)
 
     def simulate_at(
         self, rng_key: jax.Array, problem: Problem, latents: Arrays, store: str | PathLike | None = None
@@ -144,15 +145,8 @@ class Plan:
         """
         checks.key(rng_key)
         self._check_execution(problem)
-        made = self._kept(rng_key, problem, problem.evaluate(latents), store)
+        made = self._run(rng_key, problem, problem.evaluate(latents), store)
         return replace(made, proposed=len(made))
-
-    def _kept(self, rng_key: jax.Array, problem: Problem, draws: Draws, path: str | PathLike | None) -> Simulations:
-        """Simulate at draws, or take what a store has of them."""
-        if path is None:
-            return self._run(rng_key, problem, draws, None)
-        with Store(path).opened(partial(_settings, rng_key, problem, self)) as store:
-            return self._run(rng_key, problem, draws, store)
 
     def _check_execution(self, problem: Problem) -> None:
         """Executors and time limits are for black boxes; NaN has one meaning."""
@@ -180,13 +174,16 @@ class Plan:
             f"a Dask client; got {executor!r}.",
         )
 
-    def _run(self, rng_key: jax.Array, problem: Problem, draws: Draws, store: Store | None) -> Simulations:
-        """Simulate at draws, at each simulator site in turn."""
+    def _run(self, rng_key: jax.Array, problem: Problem, draws: Draws, path: str | PathLike | None) -> Simulations:
+        """Simulate at draws, at each simulator site in turn, or take what a store has of them."""
         total = len(next(iter(draws.latents.values()))) * len(problem.simulators)
         x: dict[str, np.ndarray] = {}
         errors: dict[str, np.ndarray] = {}
         repeated = 0
-        with progress.steps("simulating", total, self.progress_bar) as bar:
+        opened: AbstractContextManager[Store | None] = nullcontext()
+        if path is not None:
+            opened = Store(path).opened(partial(_settings, rng_key, problem, self))
+        with opened as store, progress.steps("simulating", total, self.progress_bar) as bar:
             for name, site in problem.simulators.items():
                 run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
                 x[name], errors[name] = run.all()

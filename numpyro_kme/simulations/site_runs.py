@@ -55,7 +55,8 @@ class Run:
         self.retries, self.stops = retries(plan.on_failure), stops(plan.on_failure)
         total = len(self.arguments)
         self.keys = fold_in(data_of(child(rng_key, crc32(site.encode()))), np.arange(total))
-        self.x = np.zeros((total, *simulator.shape()), dtype_of(simulator))
+        kept = simulator.dtype if simulator.black_box else jax.dtypes.canonicalize_dtype(simulator.dtype)
+        self.x = np.zeros((total, *simulator.shape()), kept)
         self.errors = np.full(total, None, object)
         self.repeated = 0
         self._failures = 0
@@ -177,11 +178,6 @@ class Run:
             x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), size)
             chosen = np.flatnonzero(wanted[inside])
             report(first + chosen, [x[i] for i in chosen])
-
-
-def dtype_of(simulator: Simulator) -> np.dtype:
-    """Type of what is kept: as declared for a black box, as the session's precision has it for JAX."""
-    return simulator.dtype if simulator.black_box else np.dtype(jax.dtypes.canonicalize_dtype(simulator.dtype))
 
 
 def _draw(simulator: Simulator, rows) -> jax.Array:
