@@ -36,17 +36,12 @@ def _moves() -> bool:
 
 def progress(values: Iterable | None, description: str, shown: bool, total: int | None = None) -> tqdm:
     """The values one by one, with a bar if it is to be `shown`, and may be; where it cannot move, with a line in its
-    place. `total` is for values that do not say how many they are."""
+    place. `total` is for values that do not say how many they are, or are none: such a bar is updated within."""
     shown = shown and progress_bars_allowed()
     moves = shown and _moves()
     if shown and not moves:
         print(f"{description}: {total}" if total else description, file=sys.stderr, flush=True)
     return tqdm(values, desc=description, total=total, disable=not moves)
-
-
-def steps(description: str, total: int, shown: bool) -> tqdm:
-    """A bar of so many steps, to be updated within."""
-    return progress(None, description, shown, total)
 
 
 @contextmanager

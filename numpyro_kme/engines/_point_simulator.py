@@ -71,7 +71,7 @@ class PointSimulator(Recomputed):
 
     def _black_box(self, rng_key, flat, num_nodes):
         draws = Draws({}, {"x": np.repeat(flat, num_nodes, axis=0)}, {})
-        with progress.steps("simulating", len(flat) * num_nodes, self.plan.progress_bar) as bar:
+        with progress.progress(None, "simulating", self.plan.progress_bar, len(flat) * num_nodes) as bar:
             return Run(rng_key, "x", self.simulator, draws, self.plan, bar, None).all()[0]
 
 

@@ -53,25 +53,30 @@ def traced_anew(fn: Callable) -> Callable:
     return lambda *args: (program if checks.is_concrete(args) else own)(*args)
 
 
-def call_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, *params) -> np.ndarray:
-    """One call of a black-box simulator, with the NumPy generator that belongs to the data of a JAX key.
+def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, params: Sequence) -> np.ndarray:
+    """Calls of a black-box simulator, `(*lead, *shape)`: one for each leading index of `key_data` and of parameters.
 
-    Parameters are handed out in float64, since NumPy computes in the precision of what it is given.
+    Each has the NumPy generator that belongs to the data of a JAX key. Parameters are handed out in float64, since
+    NumPy computes in the precision of what it is given.
 
     Raises:
-        WrongOutput: If the result has not the declared shape, or a dtype that does not cast to the declared one.
+        WrongOutput: If a result has not the declared shape, or a dtype that does not cast to the declared one.
     """
-    rng = np.random.default_rng(np.asarray(key_data, np.uint32).ravel())
-    given = (param.astype(np.float64) if param.dtype.kind == "f" else param for param in params)
-    found = fn(rng, *given)
-    x = found.astype(float).filled(np.nan) if np.ma.is_masked(found) else np.asarray(found)
-    checks.require(
-        x.shape == shape and np.can_cast(x.dtype, dtype, "same_kind"),
-        f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and "
-        f"dtype {x.dtype}. Correct the declaration, Simulator(..., shape=..., dtype=...), or the simulator.",
-        WrongOutput,
-    )
-    return _as(dtype, x, fn)
+    lead = key_data.shape[:-1]
+    outputs = np.empty(lead + shape, dtype)
+    given = [param.astype(np.float64) if param.dtype.kind == "f" else param for param in params]
+    for i in np.ndindex(lead):
+        rng = np.random.default_rng(np.asarray(key_data[i], np.uint32).ravel())
+        found = fn(rng, *(param[i] for param in given))
+        x = found.astype(float).filled(np.nan) if np.ma.is_masked(found) else np.asarray(found)
+        checks.require(
+            x.shape == shape and np.can_cast(x.dtype, dtype, "same_kind"),
+            f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and dtype "
+            f"{x.dtype}. Correct the declaration, Simulator(..., shape=..., dtype=...), or the simulator.",
+            WrongOutput,
+        )
+        outputs[i] = _as(dtype, x, fn)
+    return outputs
 
 
 def _as(dtype: np.dtype, x: np.ndarray, fn: Callable) -> np.ndarray:
@@ -85,15 +90,6 @@ def _as(dtype: np.dtype, x: np.ndarray, fn: Callable) -> np.ndarray:
         WrongOutput,
     )
     return found
-
-
-def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, params: Sequence) -> np.ndarray:
-    """Calls of a black-box simulator, `(*lead, *shape)`: one for each leading index of `key_data` and of parameters."""
-    lead = key_data.shape[:-1]
-    x = np.empty(lead + shape, dtype)
-    for i in np.ndindex(lead):
-        x[i] = call_on_host(fn, shape, dtype, key_data[i], *(param[i] for param in params))
-    return x
 
 
 def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, params: Sequence) -> jax.Array:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +31,8 @@ Row = tuple[np.ndarray, list[np.ndarray]]
 Outcome = np.ndarray | Failure
 
 
-class Job(NamedTuple):
-    """A black-box simulator, and the shape and dtype that it declares for one call."""
-
-    fn: Callable
-    shape: tuple[int, ...]
-    dtype: np.dtype
+Job = Callable[[np.ndarray, list[np.ndarray]], np.ndarray]
+"""A black-box simulator, for the keys and parameters of a row: `simulator_functions.calls_on_host` of it."""
 
 
 def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
@@ -46,7 +42,7 @@ def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
         WrongOutput: If the result has not the declared shape or dtype.
     """
     try:
-        return _limited(timeout, simulator_functions.calls_on_host, *job, *row)
+        return _limited(timeout, job, *row)
     except simulator_functions.WrongOutput:
         raise
     except Failure as failure:

@@ -183,7 +183,7 @@ class Plan:
         opened: AbstractContextManager[Store | None] = nullcontext()
         if path is not None:
             opened = Store(path).opened(partial(_settings, rng_key, problem, self))
-        with opened as store, progress.steps("simulating", total, self.progress_bar) as bar:
+        with opened as store, progress.progress(None, "simulating", self.progress_bar, total) as bar:
             for name, site in problem.simulators.items():
                 run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
                 x[name], errors[name] = run.all()

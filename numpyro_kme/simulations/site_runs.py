@@ -16,6 +16,7 @@ from numpyro_kme._core.keys import child, data_of, fold_in
 from numpyro_kme._core.programs import Program
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.simulator_functions import calls_on_host
 from numpyro_kme.simulations import executors
 from numpyro_kme.simulations.failures import Failure, SimulationError, retries, stops, unsound
 from numpyro_kme.simulations.store import Part, Store, StoreError
@@ -155,7 +156,7 @@ class Run:
         if not self.simulator.black_box:
             return self._in_blocks(rows, keys, report)
         simulator, plan = self.simulator, self.plan
-        job = executors.Job(simulator.fn, simulator.event_shape, simulator.dtype)
+        job = partial(calls_on_host, simulator.fn, simulator.event_shape, simulator.dtype)
         prepared = programs.in_blocks(partial(_prepare, simulator), (keys[rows], self.arguments[rows]), plan.block_size)
         place = {int(row): i for i, row in enumerate(rows)}
 

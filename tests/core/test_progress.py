@@ -51,7 +51,7 @@ def test_in_a_file_each_bar_and_phase_is_one_line(terminal, monkeypatch):
     assert not progress._moves()
     with progress.phase("learning", True):
         time.sleep(0.2)
-    with progress.phase("short", True), progress.steps("simulating", 3, True) as bar:
+    with progress.phase("short", True), progress.progress(None, "simulating", True, 3) as bar:
         bar.update(3)
     assert list(progress.progress(iter(range(3)), "conditioning", True)) == [0, 1, 2]
     assert terminal() == "learning\nsimulating: 3\nconditioning\n"
