@@ -210,7 +210,7 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
         readers.setdefault(entry, k)
     chosen, order = zip(*sorted(readers.items()))
     root = np.linalg.cholesky(scipy.linalg.block_diag(*blocks)[np.ix_(chosen, chosen)])
-    used = tuple(map(names.__getitem__, chosen))
+    used = tuple(names[entry] for entry in chosen)
     coordinates = Coordinates(
         usual=np.where(varying, np.nan, table[0]),
         scores=curves.some(list(order)),
@@ -249,7 +249,7 @@ def _fitted(table: np.ndarray, what: str, why: str, *, affine: bool = False) -> 
         usual=np.where(varying, np.nan, table[0]),
         scores=Curves.through(quantile, scores[:, None]),
         readers=readers,
-        names=tuple(map("arguments[{}]".format, readers)),
+        names=tuple(f"arguments[{k}]" for k in readers),
         note=f"In these coordinates the prior is only about standard normal: {what} were standardised because {why}.",
     )
 

@@ -223,7 +223,8 @@ class Problem(Recomputed):
 
     def _draws(self, latents: Arrays, words: np.ndarray | None = None) -> Draws:
         names = (self.latents, self.simulators, self.deterministics)
-        return Draws(*map(dict, map(zip, names, self._at(self._parts, latents, words))))
+        found = self._at(self._parts, latents, words)
+        return Draws(*(dict(zip(*pair)) for pair in zip(names, found)))
 
     def _parts(self, trace, simulators):
         """Parts of `Draws`, in lists: JAX sorts dictionaries by name."""

@@ -36,7 +36,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping, before: Any = None) -> P
     tracing.check_plates(trace)
     _check_kinds(trace, simulators)
     parents = {} if before is None else _known_parents(before)
-    known = not {name for name, site in trace.items() if site["type"] != "plate"} ^ set(parents)
+    known = {name for name, site in trace.items() if site["type"] != "plate"} == set(parents)
     parts = _parts_of(trace, simulators, parents if known else _parents(model, args, kwargs, trace, simulators))
     if not known:
         _check_weights(parts, model, args, kwargs)
@@ -73,7 +73,7 @@ def _parents(
                 pending.extend(upstream[parent])
             else:
                 behind.add(parent)
-        found[name] = tuple(filter(behind.__contains__, trace))
+        found[name] = tuple(site for site in trace if site in behind)
     return found
 
 
