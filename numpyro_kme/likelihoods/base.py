@@ -104,11 +104,6 @@ class LikelihoodAt(abc.ABC):
         back to the simulations that look like `y`. Never a flat floor.
         """
 
-    @property
-    def tabulated(self) -> bool:
-        """Tell whether what NumPy's densities cost goes by points rather than by outputs that share them."""
-        return False
-
     def brief(self) -> "LikelihoodAt":
         """A copy with the parts in which nothing cancels in float32, for samplers that only compare values."""
         return self

@@ -17,9 +17,6 @@ from numpyro_kme.likelihoods.base import LikelihoodAt
 BLOCK = 1024
 """Densities that NumPy evaluates together: what they need stays in a processor's cache."""
 
-RESIDUALS = 2**17
-"""Most outputs, over all points, of which it does where a table makes their densities cheap: they take memory too."""
-
 Bounds = tuple[np.ndarray, np.ndarray]
 """Lowest and highest values of entries that were not observed otherwise, infinite where nothing is known."""
 
@@ -56,8 +53,7 @@ class PreparedLikelihood:
     def log_densities(self, z: np.ndarray) -> np.ndarray:
         """`log_density` at points `(k, *groups, D)` by NumPy, over the broadcast batch shape, `(k, *batch)`."""
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
-        together = z.shape[1:-1] if all(part.tabulated for part in self.parts) else self.lead
-        size = max(1, min(BLOCK // prod(together), RESIDUALS // prod(self.lead)))
+        size = max(1, BLOCK // prod(self.lead))
         blocks = np.split(z, range(size, len(z), size))
         return np.concatenate([np.asarray(self.over("log_density", block, 1)) for block in blocks])
 

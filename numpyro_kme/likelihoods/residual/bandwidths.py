@@ -7,16 +7,17 @@ $P = B - B 1 1' B / 1' B 1$ and $B = (K + m \lambda I)^{-1}$.
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from math import log
-from typing import NamedTuple
+from math import lgamma, log, pi
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import lapack
 from scipy.special import expit, logit
 
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.base import positive_part
-from numpyro_kme.likelihoods.residual.mixture import SOFTNESS, exponentials, log_heavy_tailed, log_kernels
+from numpyro_kme.likelihoods.residual.functions import log_gaussians
 
 DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
@@ -25,8 +26,11 @@ PRIOR_COUNT, LARGEST_WEIGHT = 0.05, 0.2
 """The heavy-tailed weight follows the held-out simulations, and this many more of that component, so that it falls as
 `1 / m` where the embedding explains all; its bound."""
 
-PILOTS, ROWS = 4000, 1000
-"""Pilot densities are of at most this many simulations, computed for this many at a time."""
+SOFTNESS = 0.1
+"""Weights below this fraction of `1 / m` count as about zero, smoothly."""
+
+HEAVY_TAILED_SCALE, HEAVY_TAILED_DEGREES = 2.0, 3.0
+"""Scale, in residual standard deviations, and degrees of freedom of the Student density `p_0`, heavy-tailed."""
 
 
 class Bandwidths(NamedTuple):
@@ -104,7 +108,7 @@ class _Kernels(NamedTuple):
     @classmethod
     def of(cls, residuals: np.ndarray, eps: float, sensitivity: float) -> "_Kernels":
         """Evaluate at residuals `(m, k)`, in their precision."""
-        logs = _log_kernels(residuals, residuals, eps, adapted(residuals, eps, sensitivity))
+        logs = _log_kernels(residuals, residuals, eps, adapted(residuals, eps, sensitivity, np.ones(len(residuals))))
         np.fill_diagonal(logs, -np.inf)
         return cls(*over_largest(logs), log_heavy_tailed(residuals))
 
@@ -151,25 +155,46 @@ def _inverse(gram: np.ndarray, ridge: float) -> np.ndarray:
     return lower.T
 
 
-def log_pilots(residuals: np.ndarray, eps: float) -> np.ndarray:
-    """Log pilot densities of residuals `(m, k)`, each without itself, less their mean, `(m,)`.
+def adapted(residuals: np.ndarray, eps: float, sensitivity: float, counts: np.ndarray) -> np.ndarray:
+    """Local bandwidth factors `s` of residuals `(K, k)` that stand for so many simulations, `(K,)`, each.
 
-    Kernels are around at most `PILOTS` residuals at random.
+    They follow a pilot density of the others, over its geometric mean.
     """
-    m = len(residuals)
-    chosen, pilot = np.sort(np.random.default_rng(1).permutation(m)[:PILOTS]), np.empty(m)
-    for rows in np.array_split(np.arange(m), -(-m // ROWS)):
-        logs = _log_kernels(residuals[rows], residuals[chosen], eps, np.ones(len(chosen)))
-        logs[rows[:, None] == chosen] = -np.inf
-        over, log_largest = over_largest(logs)
-        pilot[rows] = log_largest + np.log(over.sum(axis=1) / (len(chosen) - np.isin(rows, chosen)))
+    if not sensitivity:
+        return np.ones(len(residuals))
+    logs = _log_kernels(residuals, residuals, eps, np.ones(len(residuals))) + np.log(counts).astype(residuals.dtype)
+    np.fill_diagonal(logs, np.diagonal(logs) + np.log(np.maximum(1.0 - 1.0 / counts, 1e-300)))
+    over, log_largest = over_largest(logs)
+    pilot = log_largest + np.log(over.sum(axis=1) / (counts.sum() - 1.0))
     pilot = np.logaddexp(pilot, log(DEFENSIVE) + log_heavy_tailed(residuals))
-    return pilot - pilot.mean()
+    return np.exp(-sensitivity * (pilot - np.average(pilot, weights=counts)))
 
 
-def adapted(residuals: np.ndarray, eps: float, sensitivity: float) -> np.ndarray:
-    """Local bandwidth factors `s` of residuals `(m, k)`, `(m,)`."""
-    return np.exp(-sensitivity * log_pilots(residuals, eps)) if sensitivity else np.ones(len(residuals))
+def log_heavy_tailed(v: Any, xp: Any = np) -> Any:
+    """`log p_0`: Student density of residuals `(..., n)`."""
+    n = v.shape[-1]
+    size = xp.sum(xp.square(v / HEAVY_TAILED_SCALE), axis=-1)
+    constant = lgamma(0.5 * (HEAVY_TAILED_DEGREES + n)) - lgamma(0.5 * HEAVY_TAILED_DEGREES)
+    constant -= 0.5 * n * log(HEAVY_TAILED_DEGREES * pi) + n * log(HEAVY_TAILED_SCALE)
+    return constant - 0.5 * (HEAVY_TAILED_DEGREES + n) * xp.log1p(size / HEAVY_TAILED_DEGREES)
+
+
+def exponentials(logs: Any, xp: Any) -> Any:
+    """Exponentials; by NumPy in place, and none so small that processors take their time over it in float32."""
+    if xp is jnp:
+        return jnp.exp(logs)
+    # log of the smallest kernel in a density, relative to the largest; a row: with a number NumPy takes twice as long
+    smallest = np.full(logs.shape[-1], -60.0, logs.dtype)
+    return np.exp(np.maximum(logs, smallest, out=logs), out=logs)
+
+
+def log_kernels(v: Any, residuals: Any, eps: Any, factors: Any, xp: Any) -> Any:
+    """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(..., m)`, of residuals `r` `(m, k)`, with bandwidths `(k,)` and
+    factors `s` `(m,)`."""
+    eps, narrow = xp.asarray(eps), 1.0 / xp.square(xp.asarray(factors))[:, None]
+    centres = xp.asarray(residuals) * (xp.sqrt(1.0 - xp.square(eps)) / eps)[None, :]
+    constant = 0.5 * len(eps) * xp.log(2.0 * pi / narrow[:, 0]) + xp.sum(xp.log(eps))
+    return log_gaussians(v / eps, centres, narrow, xp) - constant
 
 
 def _log_kernels(at, around, eps, factors):

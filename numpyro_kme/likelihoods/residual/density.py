@@ -10,10 +10,15 @@ mean over the residuals. The density integrates to 1 in $v$ for every $z$.
 Kernels around vectors of many residuals have to be wide. Where a product of densities of single residuals says more of
 held-out simulations, it is mixed in.
 
+Kernels stand around centres, of which each simulation lends its weight to the nearest: as many as the bandwidth can
+tell apart, and not as many as there are simulations. Weights follow the coordinates, a conditional mean embedding made
+positive: $a(z) = (K + m \lambda I)^{-1} k(z) + b \big( 1 - \mathbf 1^\top (K + m \lambda I)^{-1} k(z) \big)$ with a
+Gaussian kernel and the intercept $b \propto (K + m \lambda I)^{-1} \mathbf 1$, which sums to 1. The kernel at pivots
+`P` tells that at all simulations, $k(z) \approx F F_P^{-1} k_P(z)$.
+
 References: Abramson (1982), Annals of Statistics; Silverman (1986), section 5.3.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,9 +27,24 @@ import numpy as np
 
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.bandwidths import LearntBandwidths, adapted
-from numpyro_kme.likelihoods.residual.mixture import EmbeddingWeights, log_defended, log_kernels
-from numpyro_kme.likelihoods.residual.tabulated import Tabulated
+from numpyro_kme.kernels.gram import gaussian_gram, squared_distances_on_host
+from numpyro_kme.kernels.low_rank import by_columns
+from numpyro_kme.likelihoods.base import positive_part
+from numpyro_kme.likelihoods.residual.bandwidths import (
+    SOFTNESS,
+    LearntBandwidths,
+    adapted,
+    exponentials,
+    log_heavy_tailed,
+    log_kernels,
+)
+from numpyro_kme.likelihoods.residual.functions import log_gaussians
+
+UNEXPLAINED, MOST = 0.01, 500
+"""Pivots are taken until this much of no kernel is unexplained (of coordinates, times `lam`), or there are `MOST`."""
+
+APART = 0.5
+"""Length, in bandwidths, of the kernel whose pivots are the centres: they are about as far apart."""
 
 
 @register
@@ -32,40 +52,88 @@ class KernelMixture:
     """A product over `b` blocks of `k` residuals each: all together, or each by itself.
 
     Attributes:
-        weights: `a`, of `m` simulations.
-        residuals: Held-out decorrelated residuals of these, `(b, m, k)`.
+        pivots: `P`, `(r, D)`.
+        beta: Length scale of the kernel of the coordinates, a scalar.
+        matrix: What the weights of the centres are of `k_P(z)`, `(b, r, K)`.
+        intercept: Their intercepts, `(b, K)`.
+        softness: What weights count as about zero below, `(b, K)`.
+        centres: Means of the held-out decorrelated residuals nearest to each, `(b, K, k)`.
         eps: Bandwidth of the residuals, a scalar.
-        factors: Local bandwidth factors `s`, `(b, m)`.
+        factors: Local bandwidth factors `s`, `(b, K)`.
         heavy_tailed_weights: `w`, `(b,)`; the heavy-tailed components keep `p` positive and lead samplers back.
     """
 
-    weights: EmbeddingWeights
-    residuals: Array
+    pivots: Array
+    beta: Array
+    matrix: Array
+    intercept: Array
+    softness: Array
+    centres: Array
     eps: Array
     factors: Array
     heavy_tailed_weights: Array
 
     @classmethod
     def fit(cls, z: np.ndarray, blocks: list[np.ndarray], learnt: LearntBandwidths) -> "KernelMixture":
-        """From all residuals, `(m, k)` each, with what some of them taught. Cost: `b m min(m, 4000)` kernels."""
-        beta, lam, eps, sensitivity = learnt.bandwidths
-        factors = np.stack([adapted(block, eps, sensitivity) for block in blocks])
+        """From all residuals, `(m, k)` each, with what some of them taught. Cost: `m r^2` and `b m K^2`."""
+        (beta, lam, eps, sensitivity), m = learnt.bandwidths, len(z)
+        factor, pivots = _pivoted(z, beta, UNEXPLAINED * lam)
+        inner = np.linalg.inv(factor.T @ factor + m * lam * np.eye(len(pivots)))
+        matrix = np.linalg.solve(factor[pivots].T, inner @ factor.T)
+        ones = 1.0 - factor @ (inner @ factor.sum(axis=0))
+        intercept = ones / ones.sum()
+        matrix -= np.outer(matrix.sum(axis=1), intercept)
+        chosen = [_pivoted(block, APART * eps, UNEXPLAINED)[1] for block in blocks]
+        number, parts = max(map(len, chosen)), []
+        for block, some in zip(blocks, chosen):
+            nearest = np.eye(number)[np.argmin(squared_distances_on_host(block, block[some]), axis=1)]
+            counts = nearest.sum(axis=0)  # none where another block has more centres
+            centres, factors = nearest.T @ block / np.maximum(counts, 1.0)[:, None], np.ones(number)
+            factors[: len(some)] = adapted(centres[: len(some)], eps, sensitivity, counts[: len(some)])
+            softness = SOFTNESS / m * np.maximum(counts, 1e-6)
+            parts.append((matrix @ nearest, intercept @ nearest, softness, centres, factors))
+        matrix, intercept, softness, centres, factors = map(np.stack, zip(*parts))
         tails = learnt.heavy_tailed_weights
-        return cls(EmbeddingWeights.fit(z, beta, lam), np.stack(blocks), np.array(eps), factors, tails)
+        return cls(z[pivots], np.array(beta), matrix, intercept, softness, centres, np.array(eps), factors, tails)
 
     def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
         """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy."""
-        weights, (number, _, size) = self.weights(z, xp), np.shape(self.residuals)
+        points, beta, eps = xp.asarray(self.pivots), xp.asarray(self.beta), xp.asarray(self.eps)
+        near = exponentials(log_gaussians(z / beta, points / beta, xp.ones((len(points), 1), points.dtype), xp), xp)
+        number, _, size = np.shape(self.centres)
 
-        def of_block(v, residuals, factors, tails):
-            logs = log_kernels(v, residuals, xp.broadcast_to(xp.asarray(self.eps), size), factors, xp)
+        def of_block(v, matrix, intercept, softness, centres, factors, tails):
+            weights = positive_part(near @ matrix + intercept, softness, xp)
+            logs = log_kernels(v, centres, xp.broadcast_to(eps, size), factors, xp)
             return log_defended(logs, weights, v, tails, xp)
 
         blocks = xp.moveaxis(v.reshape(*v.shape[:-1], number, size), -2, 0)
-        parts = blocks, self.residuals, self.factors, self.heavy_tailed_weights
+        parts = self.matrix, self.intercept, self.softness, self.centres, self.factors, self.heavy_tailed_weights
+        parts = blocks, *map(xp.asarray, parts)
         if xp is np or number == 1:
             return sum(of_block(*(part[i] for part in parts)) for i in range(number))
-        return jnp.sum(jax.vmap(of_block)(*map(jnp.asarray, parts)), axis=0)
+        return jnp.sum(jax.vmap(of_block)(*parts), axis=0)
+
+
+def _pivoted(points: np.ndarray, length: float, unexplained: float) -> tuple[np.ndarray, np.ndarray]:
+    """Factor of the Gram matrix of a Gaussian kernel at points `(m, k)`, `(m, r)`, and its pivots, `(r,)`."""
+    columns = lambda some: gaussian_gram(points, points[some], length**2)  # noqa: E731
+    return by_columns(columns, np.ones(len(points)), unexplained, min(len(points), MOST))
+
+
+def log_defended(logs: Any, weights: Any, v: Any, tail_weight: Any, xp: Any) -> Any:
+    """Log of the mixture of kernels with log densities `logs` `(..., m)` and these weights, and the heavy-tailed
+    density at `v` `(..., n)`, which has the weight `w`."""
+    tail_weight = xp.asarray(tail_weight)
+    tails = xp.log(tail_weight) + log_heavy_tailed(v, xp)
+    # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they
+    # differ by more than the largest exponent of float32
+    peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
+    peak = peak if xp is np else jax.lax.stop_gradient(peak)
+    logs -= peak[..., None]  # in place by NumPy
+    near, every = exponentials(logs, xp), xp.ones(logs.shape[-1], logs.dtype)
+    mixture = (1.0 - tail_weight) * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
+    return peak + xp.log(mixture + xp.exp(tails - peak))
 
 
 @register
@@ -76,23 +144,14 @@ class ResidualDensity:
         together: Of kernels around vectors of residuals.
         apart: A product of densities of single residuals, with which it is mixed; None where that adds nothing.
         proportion: Mixing proportion of the product, a scalar.
-        table: Kernels of single residuals on a grid, for many residuals at a point by NumPy, or None.
     """
 
     together: KernelMixture
     apart: KernelMixture | None
     proportion: Array
-    table: Tabulated | None = None
-
-    def tabulated(self) -> "ResidualDensity":
-        """Add a table where it pays, for NumPy."""
-        return replace(self, table=Tabulated.of(self.together))
 
     def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
         """`log p(v | z)` for residual vectors `(..., n)` and points `(..., D)`, by JAX or NumPy."""
-        if xp is np and self.table is not None and self.table.serves(v, z):
-            together = self.together
-            return self.table.log_density(together.weights(z, np), v, together.heavy_tailed_weights[0])
         found = self.together.log_density(v, z, xp)
         if self.apart is None:
             return found

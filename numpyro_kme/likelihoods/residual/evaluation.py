@@ -77,11 +77,6 @@ class ResidualAt(LikelihoodAt):
         """Implement `ResidualSurrogate.brief`, which is made once for all observations."""
         return replace(self, surrogate=self.surrogate.brief)
 
-    @property
-    def tabulated(self):
-        """Implement `LikelihoodAt.tabulated`."""
-        return self.surrogate.density.table is not None
-
     def _log_density(self, given, xp):
         """At points `(..., D)`."""
         learnt, first = self.surrogate, np.shape(self.standard)[-1]
@@ -97,7 +92,7 @@ class ResidualAt(LikelihoodAt):
     def _of_residuals(self, u, z, first, xp):
         """Log density of residuals `(..., n)`, with the Jacobian of the first so many."""
         density = self.surrogate.density
-        precision = xp.asarray(density.together.residuals).dtype
+        precision = xp.asarray(density.together.centres).dtype
         v, log_scale = self.surrogate.decorrelation(u, z, xp)
         log_density = density.log_density(v.astype(precision), z.astype(precision), xp)
         return log_density.astype(v.dtype) - xp.sum(log_scale[..., :first], axis=-1)

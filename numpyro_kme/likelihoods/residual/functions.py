@@ -9,7 +9,6 @@ from jax.typing import ArrayLike
 from scipy.linalg import block_diag
 
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.mixture import log_gaussians
 from numpyro_kme.likelihoods.residual.smoothness import Regression, features
 
 
@@ -81,6 +80,21 @@ class RidgeFunctions:
         z = z.astype(points.dtype)
         near = xp.exp(log_gaussians(z, points, precision, xp))
         return offset + features(z, xp).astype(z.dtype) @ linear.T + near @ rbf.T
+
+
+def log_gaussians(at: Any, centres: Any, precision: Any, xp: Any) -> Any:
+    """`-sum_d p_jd (a_d - c_jd)^2 / 2` of points `a` `(..., k)`, `(..., m)`, by one product of matrices.
+
+    Args:
+        at: `a`.
+        centres: `c`, `(m, k)`.
+        precision: `p`, `(m, k)`, or `(m, 1)` where all numbers of a point have the same.
+    """
+    squares = xp.square(at)
+    squares = squares if precision.shape[1] == at.shape[-1] else xp.sum(squares, axis=-1, keepdims=True)
+    own = -0.5 * xp.sum(precision * xp.square(centres), axis=1, keepdims=True)
+    factor = xp.concatenate([precision * centres, -0.5 * precision, own], axis=1)
+    return xp.concatenate([at, squares, xp.ones((*at.shape[:-1], 1), at.dtype)], axis=-1) @ factor.T
 
 
 def _simplified(basis: np.ndarray, kernels: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

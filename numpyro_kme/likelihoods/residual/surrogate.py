@@ -154,7 +154,7 @@ class ResidualSurrogate(Surrogate):
     @cached_property
     def brief(self) -> "ResidualSurrogate":
         """Implement `LikelihoodAt.brief`: with the density in float32."""
-        return replace(self, density=jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), self.density.tabulated()))
+        return replace(self, density=jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), self.density))
 
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """Implement `Surrogate.within`: the integral of the density over the intervals."""
@@ -245,7 +245,7 @@ class ResidualSurrogate(Surrogate):
                 }
             ),
             "eps": float(density.together.eps),
-            "beta": float(density.together.weights.beta),
+            "beta": float(density.together.beta),
             "mutual information": self.informativeness()[1],
         }
 
