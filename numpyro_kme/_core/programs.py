@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from hashlib import sha256
 from math import prod
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -108,7 +109,8 @@ def in_blocks(function: Callable[[Any], Any], rows: Any, size: int = BLOCK) -> A
     for start in range(0, total, size):
         index = np.arange(start, min(start + size, total))
         padded = np.append(index, np.full(size - len(index), start))
-        parts.append(_take(to_host(function(_take(rows, padded))), slice(len(index))))
+        found = to_host(function(jax.tree.map(itemgetter(padded), rows)))
+        parts.append(jax.tree.map(itemgetter(slice(len(index))), found))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
@@ -118,8 +120,3 @@ def pieces(flat: Any, shapes: Iterable[tuple[int, ...]]) -> list[Any]:
     ends = np.cumsum(list(map(prod, shapes)))[:-1].tolist()
     parts = (np if isinstance(flat, np.ndarray) else jnp).split(flat, ends, axis=-1)
     return [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, shapes)]
-
-
-def _take(tree: Any, index: Any) -> Any:
-    """Some rows of every array of a pytree."""
-    return jax.tree.map(lambda leaf: leaf[index], tree)

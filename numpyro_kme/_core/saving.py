@@ -10,6 +10,7 @@ of NumPyro. Names of other classes and anything pickled are errors. No construct
 import json
 import math
 import os
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -244,13 +245,9 @@ def _known(name: str) -> type | None:
     """The class of a name that files may hold."""
     if not name.startswith("numpyro.distributions."):
         return _classes.get(name)
-    return next((cls for base in OF_NUMPYRO for cls in _below(base) if _name(cls) == name), None)
-
-
-def _below(cls: type) -> list[type]:
-    """Classes derived from one."""
-    own: list[type] = cls.__subclasses__()
-    return [one for sub in own for one in (sub, *_below(sub))]
+    module, _, own = name.rpartition(".")
+    cls = getattr(sys.modules.get(module), own, None)
+    return cls if isinstance(cls, type) and issubclass(cls, OF_NUMPYRO) else None
 
 
 def _members(value: Any) -> Mapping[str, Any]:

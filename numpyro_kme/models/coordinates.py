@@ -203,7 +203,7 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
     curves = Curves.through(np.asarray(problem.arguments(given)[site], np.float64), SCORES[:, None])
     varying, readers = np.ptp(table, axis=0) > 0.0, dict[int, int]()
     for k in np.flatnonzero(varying).tolist():
-        errors = np.abs(curves.some([k])(table[:, [k]].astype(np.float64)) - scores).max(axis=0)
+        errors = np.abs(curves.take([k])(table[:, [k]].astype(np.float64)) - scores).max(axis=0)
         entry = int(np.argmin(np.nan_to_num(errors, nan=np.inf)))
         reason = f"argument {k} is no monotone function of one number with a prior of its own and a known `cdf`"
         checks.require(bool(errors[entry] < 0.01), reason, NotExact)
@@ -213,7 +213,7 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
     used = tuple(names[entry] for entry in chosen)
     coordinates = Coordinates(
         usual=np.where(varying, np.nan, table[0]),
-        scores=curves.some(list(order)),
+        scores=curves.take(list(order)),
         factor=None if np.array_equal(root, np.eye(len(root))) else (root, np.linalg.inv(root)),
         readers=order,
         names=used,

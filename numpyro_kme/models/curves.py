@@ -59,7 +59,7 @@ class Curves:
         slope = (3.0 * cubic * step + 2.0 * square) * step + linear
         return ((cubic * step + square) * step + linear) * step + constant + slope * (x - inside)
 
-    def some(self, columns: list[int]) -> "Curves":
+    def take(self, columns: list[int]) -> "Curves":
         """Select curves by number."""
         return Curves(self.knots[columns], self.powers[:, columns])
 

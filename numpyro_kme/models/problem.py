@@ -111,14 +111,16 @@ class Problem(Recomputed):
     @property
     def observations(self) -> dict[str, np.ndarray]:
         """The observation at every simulator site, `{site: (*batch, *event)}`; raises if one is missing."""
+        found = {}
         for name, site in self.simulators.items():
-            seen = site.observed is not None
             masked = " `obs_mask` makes such sites: put NaN for what was not observed in its place."
-            masked = masked if name.endswith("_unobserved") else ""
             checks.require(
-                seen, f"The simulator site {name!r} is not observed: pass its observation to the model.{masked}"
+                site.observed is not None,
+                f"The simulator site {name!r} is not observed: pass its observation to the model."
+                f"{masked if name.endswith('_unobserved') else ''}",
             )
-        return {name: np.asarray(site.observed) for name, site in self.simulators.items()}
+            found[name] = np.asarray(site.observed)
+        return found
 
     @property
     def likelihood_observations(self) -> dict[str, np.ndarray]:

@@ -101,7 +101,7 @@ class SimulatorSite:
             lost &= ~beyond_end(value.reshape(-1, *simulator.event_shape)).reshape(value.shape)
         elif simulator.bounds is not None:
             low, high = simulator.bounds
-            inside = lost & (np.isfinite(low) | np.isfinite(high))
+            inside = lost & np.broadcast_to(np.isfinite(low) | np.isfinite(high), value.shape)
         seen = unmasked if simulator.ragged else unmasked & ~(lost & ~inside).all(axis=event)
         plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
         scale, numbers = np.asarray(compat.scale(site)), (int(lost.sum()), int(inside.sum()))

@@ -136,7 +136,7 @@ class _Points(NamedTuple):
     def joined(cls, parts: list["_Points"]) -> "_Points":
         return cls(*map(np.concatenate, zip(*parts)))
 
-    def some(self, rows: np.ndarray) -> "_Points":
+    def take(self, rows: np.ndarray) -> "_Points":
         return _Points(*(part[rows] for part in self))
 
     def log_density(self, temperature):
@@ -196,7 +196,7 @@ def temper(
             chosen = systematic(rng, weights, size)
             starts, log_evidence, num_temperatures = chosen[::MOVES], log_evidence + log_mean, num_temperatures + 1
             temperature = temperature if num_temperatures < MOST_TEMPERATURES else 1.0
-        proposal, points = ProposalDistribution.fit(population.u[chosen]), population.some(starts)
+        proposal, points = ProposalDistribution.fit(population.u[chosen]), population.take(starts)
         before, ancestors, enough = points.u, ancestors[starts], False
         kin = np.sum(np.bincount(ancestors) ** 2) / num_chains**2
         ancestors = np.tile(ancestors, MOVES)

@@ -178,7 +178,7 @@ class Run:
             inside = slice(first, first + size)
             x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), size)
             chosen = np.flatnonzero(wanted[inside])
-            report(first + chosen, [x[i] for i in chosen])
+            report(first + chosen, list(x[chosen]))
 
 
 def _draw(simulator: Simulator, rows) -> jax.Array:
