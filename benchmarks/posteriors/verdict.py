@@ -22,7 +22,7 @@ import numpyro_kme as kme
 from benchmarks.helpers import report
 from benchmarks.helpers.problems import normals, of_law
 from numpyro_kme import diagnostics
-from numpyro_kme.diagnostics.uniformity import MARGIN
+from numpyro_kme.diagnostics.calibration import MARGIN
 from numpyro_kme.engines import EffectiveSampleSizeError
 
 QUIET = dict(num_samples=200, progress_bar=False)

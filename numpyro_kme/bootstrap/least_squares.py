@@ -1,7 +1,7 @@
 r"""Minimisers of squared distances between an emulated model and many reweightings of the data, all at once."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,19 +14,6 @@ MOST_DAMPING = 1e6
 """Damping, relative to the largest eigenvalue, at which steps are too short to go on."""
 LARGEST_REMAINING = 1e-4
 """A minimum has converged when its next step is at most this long, in standard deviations of the region."""
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """A prior that counts as further squares, `|x - z|^2 / 2`, beside the loss divided by `loss_scale`.
-
-    Attributes:
-        points: `z`, one for each reweighting, `(R, p)`.
-        weight: Its weight; 0 leaves the prior out.
-    """
-
-    points: np.ndarray
-    weight: float
 
 
 class Minima(NamedTuple):
@@ -47,9 +34,6 @@ class Minima(NamedTuple):
     converged: np.ndarray
 
 
-NOTHING = Minima(np.empty((0, 0)), np.empty(0), np.empty(0), np.empty((0, 0, 0)), np.empty(0, bool))
-
-
 @dataclass(frozen=True)
 class Targets:
     """Embeddings of reweighted data, and how the model is compared with them.
@@ -57,17 +41,24 @@ class Targets:
     Attributes:
         data: `d`, `(R, r)`.
         fit_proportion: Minimise over a mixing proportion of the model.
-        anchor: The prior, in units of the loss: its weight is that of `|x - z|^2 / 2`.
+        anchors: Points `z` of the prior, which counts as further squares, `weight |x - z|^2 / 2`, `(R, p)`.
+        weight: Weight of the prior, in units of the loss.
     """
 
     data: np.ndarray
     fit_proportion: bool
-    anchor: Anchor
+    anchors: Any = None
+    weight: float = 0.0
 
     def loss(self, m: np.ndarray) -> np.ndarray:
         """Squared distances of embeddings `(R, r)`."""
         q, s = _dot(m, m), _dot(m, self.data)
         return _dot(self.data, self.data) + mmd.discrepancy(q, s, self.fit_proportion)
+
+    def total(self, m: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Losses of embeddings `(R, r)` at parameters `(R, p)`, with the prior."""
+        away = x - self.anchors
+        return self.loss(m) + 0.5 * self.weight * _dot(away, away)
 
     def proportion(self, m: np.ndarray) -> np.ndarray:
         """Mixing proportions, `(R,)`."""
@@ -82,24 +73,16 @@ class Targets:
         """Totals `(R,)`, gradients `(R, p)` and Hessians `(R, p, p)`."""
         m, tangents = emulator.at(x), emulator.tangents(x)
         (by_q, _), second = mmd.derivatives(_dot(m, m), _dot(m, self.data), self.fit_proportion)
-        pull, away = self.pull(m), x - self.anchor.points
+        pull = self.pull(m)
         slopes = np.stack([2.0 * _apply(tangents, m), _apply(tangents, self.data)], axis=2)
         hessian = 2.0 * by_q[:, None, None] * tangents @ np.swapaxes(tangents, 1, 2)
         hessian += slopes @ np.moveaxis(second, 2, 0) @ np.swapaxes(slopes, 1, 2) + emulator.curvature(x, pull)
-        total = self.loss(m) + 0.5 * self.anchor.weight * _dot(away, away)
-        return (
-            total,
-            _apply(tangents, pull) + self.anchor.weight * away,
-            hessian + self.anchor.weight * np.eye(x.shape[1]),
-        )
-
-    def anchored(self, weight: float) -> "Targets":
-        """Change the weight of the prior."""
-        return Targets(self.data, self.fit_proportion, Anchor(self.anchor.points, weight))
+        gradient = _apply(tangents, pull) + self.weight * (x - self.anchors)
+        return self.total(m, x), gradient, hessian + self.weight * np.eye(x.shape[1])
 
     def rows(self, rows: np.ndarray) -> "Targets":
         """Select reweightings."""
-        return Targets(self.data[rows], self.fit_proportion, Anchor(self.anchor.points[rows], self.anchor.weight))
+        return replace(self, data=self.data[rows], anchors=self.anchors[rows])
 
 
 def minimise(targets: Targets, emulator: Emulator, region: Ellipsoid, starts: np.ndarray) -> Minima:

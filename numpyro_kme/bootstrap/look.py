@@ -12,7 +12,7 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import child
 from numpyro_kme.bootstrap.emulator import Ellipsoid
-from numpyro_kme.bootstrap.least_squares import Anchor, Targets
+from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.kernels.base import num_points
 from numpyro_kme.losses.base import Embedding, Loss
 
@@ -126,9 +126,8 @@ class Look:
         """Losses `(R, S)` of reweighted data, weights `(R, n)`, and embeddings of the model `(S, r)`, infinite where
         these are not finite."""
         some = weights[:, : self.problem.size] if self.rows is None else weights[:, self.rows]
-        none = Anchor(np.zeros((1, 0)), 0.0)
         data = self.embedding.data(some / some.sum(axis=1, keepdims=True))
-        targets = (Targets(np.broadcast_to(row, models.shape), self.problem.fit_proportion, none) for row in data)
+        targets = (Targets(np.broadcast_to(row, models.shape), self.problem.fit_proportion) for row in data)
         losses = np.stack([target.loss(models) for target in targets])
         return np.where(np.isfinite(losses), losses, np.inf)
 

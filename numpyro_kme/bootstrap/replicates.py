@@ -1,16 +1,39 @@
-"""The posterior bootstrap: one minimisation for each reweighting of the data."""
+"""The posterior bootstrap, a minimisation for each reweighting of the data: of squared distances on emulated
+embeddings, of other losses by L-BFGS on the loss itself."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.keys import child, data_of, fold_in, split
+from numpyro_kme._core.programs import in_blocks, jitted
 from numpyro_kme.bootstrap.look import BootstrapProblem, Look
-from numpyro_kme.bootstrap.rounds import Explored, explore
+from numpyro_kme.bootstrap.rounds import HARMLESS, Explored, explore
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings, with_full_data
+from numpyro_kme.kernels.base import num_points
+from numpyro_kme.losses.base import Family, Loss, Nodes
 
 NUM_PILOTS = 128
 """Reweightings that say where to simulate."""
+MOST_STEPS = 200
+"""Steps of a minimisation."""
+STALLED = 3
+"""Steps without progress after which it ends; a line search may fail once or twice in float32 and go on."""
+SHORT = 1e-4
+"""A step that is shorter, in standard deviations of the prior, is no progress."""
+FOLLOWED, KEPT = 16, 3
+"""Prior draws that are followed on the full data; distinct minima of these that replicates start from."""
+SAME = 0.1
+"""Minima of the full data nearer than this, in standard deviations of the prior, are one."""
+CHECKED = 16
+"""Replicates that are minimised again with other noise."""
+SMALL = 0.05
+"""A minimum has converged when its Newton step is at most this many posterior standard deviations."""
 
 
 @frozen
@@ -49,6 +72,43 @@ class Replicates:
     anchors: np.ndarray | None = None
     regions: tuple[int, ...] = ()
     rounds: int = 0
+
+    def describe(self, at_prior_end: Mapping[str, int]) -> dict[str, Any]:
+        """Lines of a summary: how the minimisations went, and at how many a latent is where its prior ends."""
+        info: dict[str, Any] = {
+            "converged": f"{int(self.converged.sum())} of {len(self.converged)} replicates",
+            "full-data loss": self.minimum_loss,
+            "error of the minimisers (sd)": self.error,
+        }
+        if at_prior_end:
+            info["replicates at the end of a prior"] = ", ".join(f"{name} {n}" for name, n in at_prior_end.items())
+        if len(self.regions) > 1:
+            info["separate regions"] = f"{len(self.regions)}, with {', '.join(map(str, self.regions))} replicates"
+        if self.mixing_proportion is not None:
+            mean, sd = self.mixing_proportion.mean(), self.mixing_proportion.std()
+            info["mixing proportion"] = f"{mean:.3f} (sd {sd:.3f})"
+        return info
+
+    def emit_warnings(self, at_prior_end: Mapping[str, int]) -> None:
+        """Warn of minimisations that fell short, and of latents that are often where their prior ends."""
+        if at_prior_end:
+            checks.warn(
+                f"of {len(self.u)} replicates, so many have their minimum where the prior ends: {at_prior_end}. The "
+                "data leave these open on that side: let the prior count (`prior_weight=1.0`), or read the draws as a "
+                "bound."
+            )
+        failed = np.flatnonzero(~self.converged)
+        if len(failed):
+            checks.warn(
+                f"{len(failed)} of {len(self.converged)} replicates did not converge: {failed[:10].tolist()}"
+                f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`.",
+            )
+        if not self.settled:
+            checks.warn(
+                f"simulations at the minima move them by {self.error:.2g} posterior standard deviations (limit "
+                f"{HARMLESS}): raise `num_nodes`. Where that does not help, the data may leave parameters open: let "
+                "the prior count (`prior_weight=1.0`), or narrow it."
+            )
 
 
 def emulated_bootstrap(
@@ -114,3 +174,113 @@ def _anchors(rng_key, look: Look, reweightings: Reweightings, ids: np.ndarray, n
     anchors = prior[drawn[:, 0]]
     anchors[0] = 0.0
     return anchors
+
+
+def minimised_bootstrap(
+    rng_key: jax.Array,
+    loss: Loss,
+    data: Any,
+    family: Family,
+    nodes: Callable[[jax.Array], Nodes],
+    process: DirichletProcess,
+    starts: np.ndarray,
+    num_samples: int,
+) -> Replicates:
+    """Minimise a loss for every reweighting, from the minima of the full data.
+
+    Args:
+        rng_key: The only source of randomness.
+        loss: The loss, differentiable in the parameters of the model.
+        data: `(n, ...)`, or a pair (covariates, responses).
+        family: The model.
+        nodes: Noise of simulated points by a key; each replicate has its own.
+        process: The Dirichlet process.
+        starts: Prior draws, unconstrained, `(S, p)`.
+        num_samples: Number of replicates.
+    """
+
+    scale = starts.std(axis=0) + 1e-300
+
+    def value(u, weights, extra, key):
+        x = data if extra is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b]), data, extra)
+        return loss.of_model(x, weights, family, u, nodes(key))
+
+    @jitted
+    def values(u, *reweighting):
+        return jax.vmap(value)(u, *reweighting)
+
+    @jitted
+    def minimise(u, *reweighting):
+        return jax.vmap(lambda u, *given: _minimise(lambda t: value(t, *given), u, scale))(u, *reweighting)
+
+    def rows(function, u, own: Reweightings, keys):
+        return in_blocks(lambda block: function(*block), (u, own.weights, own.extra, keys), FOLLOWED)
+
+    weights_key, noise_key, other_key = split(rng_key, 3)
+    drawn = draw_reweightings(weights_key, data, process, np.arange(num_samples))
+    full = with_full_data(drawn, num_points(data))
+    keys = jax.vmap(lambda b: jax.random.fold_in(noise_key, b))(np.arange(1 + num_samples))
+    first = np.zeros(len(starts), int)
+    found = rows(values, starts, full.rows(first), keys[first])
+    checks.require(
+        bool(np.isfinite(found).any()),
+        f"the loss is not finite at any of the {len(starts)} samples of the prior; check the simulator there.",
+    )
+    followed = starts[np.argsort(np.where(np.isfinite(found), found, np.inf))[:FOLLOWED]]
+    u, loss_there, _ = rows(minimise, followed, full.rows(first[: len(followed)]), keys[first[: len(followed)]])
+    kept = _distinct(u, loss_there, scale)[:KEPT]
+    ids = 1 + np.arange(num_samples)
+    tried = [rows(minimise, np.repeat(u[[k]], num_samples, 0), drawn, keys[ids]) for k in kept]
+    best = np.nanargmin([one[1] for one in tried], axis=0)
+    own, reached, gradient = (np.stack(part)[best, np.arange(num_samples)] for part in zip(*tried))
+    minimum, sd = u[kept[0]], own.std(axis=0) + 1e-300
+    one = jax.tree.map(lambda leaf: leaf[0], (full.weights, full.extra))
+    hessian = np.asarray(jitted(jax.hessian(value))(jnp.asarray(minimum), *one, keys[0]), np.float64)
+    remaining = np.abs(gradient @ np.linalg.pinv(hessian) / sd).max(axis=1)
+    few = np.arange(min(CHECKED, num_samples))
+    others = jax.vmap(lambda b: jax.random.fold_in(other_key, b))(few)
+    again = rows(minimise, own[few], drawn.rows(few), others)[0]
+    moved = np.sqrt(np.mean(np.square((again - own[few]) / sd), axis=0) / 2.0)
+    return Replicates(
+        u=own,
+        loss=reached,
+        converged=remaining <= SMALL,
+        minimum=minimum,
+        minimum_loss=float(loss_there[kept[0]]),
+        hessian=hessian,
+        reweightings=drawn,
+        error=float(moved.max()),
+        settled=bool(moved.max() <= HARMLESS),
+    )
+
+
+def _minimise(function: Callable, start: jax.Array, scale: np.ndarray):
+    """Minimiser, its value and gradient, by L-BFGS; steps are judged in units of `scale`."""
+    import optax
+
+    solver = optax.lbfgs()
+    slope = optax.value_and_grad_from_state(function)
+
+    def step(carry):
+        u, state, count, last, stalled = carry
+        value, gradient = slope(u, state=state)
+        update, state = solver.update(gradient, state, u, value=value, grad=gradient, value_fn=function)
+        gained = last - value > jnp.finfo(value.dtype).eps * jnp.abs(value)
+        stalls = ~gained | (jnp.max(jnp.abs(update) / scale) < SHORT)
+        return optax.apply_updates(u, update), state, count + 1, value, jnp.where(stalls, stalled + 1, 0)
+
+    def going(carry):
+        return (carry[2] < MOST_STEPS) & (carry[4] < STALLED)
+
+    u = jnp.asarray(start, jnp.result_type(float))
+    found = jax.lax.while_loop(going, step, (u, solver.init(u), 0, jnp.asarray(jnp.inf, u.dtype), 0))[0]
+    return found, *jax.value_and_grad(function)(found)
+
+
+def _distinct(u: np.ndarray, values: np.ndarray, scale: np.ndarray) -> list[int]:
+    """Numbers of minima that are apart from every better one, best first."""
+    chosen: list[int] = []
+    for i in np.argsort(values):
+        if np.isfinite(values[i]) and all(np.abs((u[i] - u[j]) / scale).max() > SAME for j in chosen):
+            chosen.append(int(i))
+    return chosen

@@ -15,7 +15,7 @@ from numpyro_kme._core import checks, progress
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, fit, num_monomials
-from numpyro_kme.bootstrap.least_squares import NOTHING, Anchor, Minima, Targets, minimise
+from numpyro_kme.bootstrap.least_squares import Minima, Targets, minimise
 from numpyro_kme.bootstrap.look import BootstrapProblem, some_points
 from numpyro_kme.bootstrap.weights import Reweightings
 from numpyro_kme.losses.base import vectors
@@ -26,16 +26,12 @@ CHECKED = 32
 """Minima at which a round simulates."""
 MOST_ROUNDS = 12
 """Rounds at most; problems that are narrower than their prior take three to five."""
-SCALINGS = 3
-"""Times that minima and the scale of the loss are found in turn, where the prior counts."""
 HARMLESS = 0.1
 """Errors of the emulator up to this many posterior standard deviations are left alone."""
 WIDEN = 3.0
 """Factor by which an ellipsoid grows that has minima at its edge."""
 STRAY = 1.3
 """Factor by which the radius grows where few replicates, none of them a pilot, have their minima at the edge."""
-MORE_NODES = 4
-"""Factor by which nodes are multiplied once the ellipsoid stays, where noise hides how wrong the emulator is."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,8 @@ class Explored:
     emulator: Emulator
     targets: Targets
     minima: Minima
-    errors: tuple[float, ...]
-    settled: bool
+    errors: tuple[float, ...] = ()
+    settled: bool = False
 
 
 def explore(
@@ -80,39 +76,40 @@ def explore(
     dim, pilots = problem.prior.shape[1], np.arange(1 + num_pilots)
     size = 2 * num_monomials(dim, 3 if dim <= 4 else 2) + 20
     rows = _row_weights(problem, reweightings) if problem.has_covariates else None
-    nodes, most_nodes, settled, errors = problem.nodes, MORE_NODES * problem.nodes, False, list[float]()
+    settled, errors = False, list[float]()
     design_key, noise_key = split(rng_key)
     x = _design(child(design_key, 0), problem, region, size)
-    points = problem.simulate(child(noise_key, 0), x, nodes)
+    points = problem.simulate(child(noise_key, 0), x, problem.nodes)
     embedding = problem.loss.embedding(problem.data, some_points(problem.data, points), FEATURES)
     embeddings, data = embedding.model(points, rows), embedding.data(reweightings.weights, reweightings.extra)
-    targets = Targets(data, problem.fit_proportion, Anchor(anchors, np.square(data[1:] - data[0]).sum(axis=1).mean()))
+    weight = problem.prior_weight * float(np.square(data[1:] - data[0]).sum(axis=1).mean())
+    targets = Targets(data, problem.fit_proportion, anchors, weight)
     learnt = _learn(problem, region, targets, x, embeddings, pilots)
-    error, resolution = np.inf, np.inf
+    error, resolution = np.inf, 0.0
     for step in progress.progress(range(1, MOST_ROUNDS), "moving to the minima", problem.progress_bar):
         moved, stays = _moved(problem, region, learnt.minima)
-        settled = stays and error <= max(HARMLESS, resolution) and (resolution <= HARMLESS or nodes == most_nodes)
+        settled = stays and error <= max(HARMLESS, resolution)
         if settled:
-            everyone = _minima(learnt, x, embeddings, np.arange(len(data)))
+            everyone = _minima(learnt.region, learnt.emulator, learnt.targets, x, embeddings, np.arange(len(data)))
             if not region.at_edge(everyone.x).any():
                 break
             region = replace(region, radius=STRAY * region.radius)
-        else:
-            region, nodes = (region, most_nodes) if stays else (moved, nodes)
+        elif not stays:
+            region = moved
         checked = learnt.minima.x[:CHECKED]
         new = np.concatenate([checked, checked, _design(child(design_key, step), problem, region, size)])
-        points = problem.simulate(child(noise_key, step), new, nodes)
+        points = problem.simulate(child(noise_key, step), new, problem.nodes)
         fresh = embedding.model(points, rows)
         error, resolution = _error(learnt, fresh)
         errors.append(error)
         x, embeddings = np.concatenate([x, new]), np.concatenate([embeddings, fresh])
         learnt = _learn(problem, region, learnt.targets, x, embeddings, pilots)
-    everyone = _minima(learnt, x, embeddings, np.arange(len(data)))
+    everyone = _minima(learnt.region, learnt.emulator, learnt.targets, x, embeddings, np.arange(len(data)))
     return replace(learnt, minima=everyone, errors=tuple(errors), settled=settled)
 
 
 def _learn(problem: BootstrapProblem, region: Ellipsoid, targets: Targets, x, embeddings, pilots) -> "Explored":
-    """Fit an emulator over a region, and find the minima of the pilots and the weight of the prior in turn."""
+    """Fit an emulator over a region, find the minima of the pilots there, and then the weight of the prior."""
     inside = np.linalg.norm(region.whiten(x), axis=1) <= 1.01 * region.radius
     inside &= np.isfinite(embeddings).all(axis=(1, 2))
     checks.require(
@@ -121,15 +118,12 @@ def _learn(problem: BootstrapProblem, region: Ellipsoid, targets: Targets, x, em
         "priors.",
     )
     x, embeddings = x[inside], embeddings[inside]
-    weight = targets.anchor.weight if problem.prior_weight else 0.0
-    found = Explored(region, fit(region, x, embeddings), targets.anchored(weight), NOTHING, (), False)
-    for _ in range(SCALINGS if problem.prior_weight else 1):
-        found = replace(found, targets=targets.anchored(weight))
-        found = replace(found, minima=_minima(found, x, embeddings, pilots))
-        if problem.prior_weight:
-            scale = loss_scale(found.targets.rows(pilots), found.emulator.rows(pilots), found.minima.x)
-            weight = problem.prior_weight * scale
-    return found
+    emulator = fit(region, x, embeddings)
+    minima = _minima(region, emulator, targets, x, embeddings, pilots)
+    if problem.prior_weight:
+        scale = loss_scale(targets.rows(pilots), emulator.rows(pilots), minima.x)
+        targets = replace(targets, weight=problem.prior_weight * scale)
+    return Explored(region, emulator, targets, minima)
 
 
 def _row_weights(problem: BootstrapProblem, reweightings: Reweightings) -> np.ndarray:
@@ -153,15 +147,12 @@ def _design(rng_key: jax.Array, problem: BootstrapProblem, region: Ellipsoid, si
     return problem.bound(region.center + z @ region.root.T)
 
 
-def _minima(found: Explored, x: np.ndarray, embeddings: np.ndarray, rows: np.ndarray) -> Minima:
+def _minima(region: Ellipsoid, emulator: Emulator, targets: Targets, x, embeddings, rows: np.ndarray) -> Minima:
     """Minima of some reweightings, each from the best of the simulated points."""
-    some = found.targets.rows(rows)
+    some = targets.rows(rows)
     own = embeddings if embeddings.shape[1] == 1 else embeddings[:, rows]
-    totals = []
-    for place, m in zip(x, own):
-        away = np.square(place - some.anchor.points).sum(axis=1)
-        totals.append(some.loss(np.broadcast_to(m, some.data.shape)) + 0.5 * some.anchor.weight * away)
-    return minimise(some, found.emulator.rows(rows), found.region, x[np.argmin(totals, axis=0)])
+    totals = [some.total(np.broadcast_to(m, some.data.shape), place) for place, m in zip(x, own)]
+    return minimise(some, emulator.rows(rows), region, x[np.argmin(totals, axis=0)])
 
 
 def _error(found: Explored, fresh: np.ndarray) -> tuple[float, float]:

@@ -62,19 +62,6 @@ class MisspecificationTest:
         show."""
         return self.p_value <= 1.0 / (len(self.scores) + 1)
 
-    def _card(self) -> Card:
-        among = f"{np.min(self.scores):.3g} to {np.max(self.scores):.3g} among {len(self.scores):,} simulations"
-        return Card(
-            f"Is the observation like the simulations? p-value {self.p_value:.2g}",
-            {
-                "p-value": self.told if self.least else "",
-                "distance": f"log {self.score:.3g}; {among}",
-                "most unlike": ", ".join(f"{name} ({p:.2g})" for name, p in list(self.by_statistic.items())[:5]),
-                "": f"p-values of single numbers, of {len(self.by_statistic)}: some are small by chance",
-            },
-            "plots.predictive draws the observation among simulations; `by_statistic` has all of them",
-        )
-
 
 def misspecification_test(
     x: Any, y: Any = None, names: Sequence[str] = (), *, site: str | None = None

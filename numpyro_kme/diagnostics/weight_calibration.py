@@ -4,7 +4,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, frozen
+from numpyro_kme._core.display import frozen
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 
 
@@ -24,17 +24,6 @@ class WeightCalibration:
     by_coverage: float
     level: float
     num_replicates: int
-
-    def _card(self) -> Card:
-        return Card(
-            "Weight of a generalised posterior",
-            {
-                "by_bootstrap": self.by_bootstrap,
-                "by_coverage": f"{self.by_coverage:.4g}, for intervals of {self.level:.0%}",
-                "replicates": self.num_replicates,
-            },
-            "handlers.generalized_bayes(model, loss, weight=found.by_bootstrap, noise=...)",
-        )
 
 
 def calibrate_weight(bootstrap: PosteriorBootstrap, *, level: float = 0.9) -> WeightCalibration:

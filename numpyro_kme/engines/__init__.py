@@ -1,8 +1,7 @@
 """Inference engines: settings, `run`, and a posterior."""
 
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme.engines._citations import cite
-from numpyro_kme.engines.base import Engine, SimulationEngine
+from numpyro_kme.engines.base import Engine, SimulationEngine, cite
 from numpyro_kme.engines.discrepancy_abc import K2ABC, DiscrepancyWeights, RejectionABC
 from numpyro_kme.engines.kelfi import KELFI
 from numpyro_kme.engines.kernel_recursive_abc import KernelRecursiveABC, PointPosterior
@@ -13,8 +12,7 @@ from numpyro_kme.engines.posteriors import Posteriors
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.regression_abc import DistributionRegressionABC, KernelABC, KernelBayes
 from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
-from numpyro_kme.engines.weighted_posterior import WeightedPosterior
-from numpyro_kme.engines.weighting import SignedWeights, WeightingMethod
+from numpyro_kme.engines.weighting import SignedWeights, WeightedPosterior, WeightingMethod
 
 __all__ = ["KELFI", "FromPosterior", "FromVariance", "PosteriorBootstrap", "Proposal", "cite"]
 __all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]

@@ -3,7 +3,8 @@
 import abc
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
+from importlib.resources import files
 from os import PathLike
 from typing import Any, ClassVar, Self
 
@@ -15,16 +16,14 @@ from numpyro_kme._core.display import Card, brief, is_default, shown
 from numpyro_kme._core.keys import split
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
-from numpyro_kme.engines.reference_table import check_model
+from numpyro_kme.engines.reference_table import check_model, observed_anew, of_model
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
 from numpyro_kme.models import outputs
-from numpyro_kme.models.problem import Problem, SimulatorSite
+from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.fingerprint import is_another
 from numpyro_kme.simulations.simulate import Plan
-from numpyro_kme.simulations.simulations import as_long
 
 
 @shown
@@ -50,13 +49,9 @@ class Engine(abc.ABC):
     _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
 
     def _card(self) -> Card:
-        given = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.init and f.name != "model" and not is_default(f, getattr(self, f.name))
-        }
-        rows = {"model": brief(self.model), "settings": ", ".join(f"{k}={brief(v, 40)}" for k, v in given.items())}
-        rows["settings"] = rows["settings"] or "all as by default"
+        given = ((f, getattr(self, f.name)) for f in fields(self) if f.init and f.name != "model")
+        settings = ", ".join(f"{f.name}={brief(value, 40)}" for f, value in given if not is_default(f, value))
+        rows = {"model": brief(self.model), "settings": settings or "all as by default"}
         if self._found is None:
             hint = "run(rng_key, x=...) infers the latents of the model, where x is an argument of the model"
             return Card(f"{type(self).__name__}, not run yet", rows, hint)
@@ -232,9 +227,10 @@ class SimulationEngine(Engine):
         how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
         return Plan(self.num_simulations, self.simulations, *how)
 
-    def _check(self, problem: Problem) -> None:
-        """Refuse models that this engine cannot infer from, before anything is simulated."""
+    def _checked(self, problem: Problem) -> Problem:
+        """The model as this engine infers from it; raises an error where it cannot, before anything is simulated."""
         check_model(problem, type(self).__name__)
+        return problem
 
     @abc.abstractmethod
     def _fit(self, rng_key: jax.Array, problem: Problem, simulations: Simulations) -> Any:
@@ -242,8 +238,7 @@ class SimulationEngine(Engine):
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
-        problem = Problem.read(self.model, *args, **kwargs)
-        self._check(problem)
+        problem = self._checked(Problem.read(self.model, *args, **kwargs))
         simulations = of_model(problem, self.plan.simulate(simulate_key, problem))
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
             method = self._fit(fit_key, problem, simulations)
@@ -251,22 +246,13 @@ class SimulationEngine(Engine):
             return method, method.posterior(sample_key, problem)
 
     def _condition(self, rng_key, args, kwargs, method):
-        problem = observed_anew(method.problem, args, kwargs)
-        self._check(problem)
-        return method.posterior(rng_key, problem)
+        return method.posterior(rng_key, self._checked(observed_anew(method.problem, args, kwargs)))
 
 
 def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
     """Check that a run has a key, and data that are known."""
     checks.key(rng_key)
     checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-
-
-def check_positive(**values: Any) -> None:
-    """Check that numbers are positive, where they are given."""
-    for name, value in values.items():
-        if value is not None:
-            checks.positive_number(name, value)
 
 
 def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, what: str) -> None:
@@ -289,61 +275,33 @@ def posterior_of(found: Engine | Posterior) -> Posterior:
     return posterior
 
 
-def of_model(problem: Problem, simulations: Simulations) -> Simulations:
-    """Simulations, checked to have the sites of the model with outputs of its shapes; those of any length as long as
-    the model has them."""
-    made = "they were made by another model."
-    latents = "latents", simulations.latents or problem.latents, problem.latents
-    for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
-        checks.require(
-            set(given) == set(own),
-            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
-        )
-    for site, found in problem.simulators.items():
-        simulator = found.simulator
-        if simulator.ragged:
-            simulations = replace(simulations, x={**simulations.x, site: as_long(simulator, simulations.x[site])})
-        shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
-        checks.require(
-            len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
-            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
-            f"{expected}: {made}",
-        )
-    return simulations
+def cite(engine: Any = None) -> str:
+    """BibTeX of the paper behind an engine, a form of the likelihood, or another public class; or of this package.
 
-
-def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> Problem:
-    """The model with another observation, for which simulations and what was learnt from them still hold.
-
+    Args:
+        engine: A class of the package or of yours with an attribute `paper`, such as `KELFI`, or an object of it; the
+            package itself when left out.
+    Returns:
+        The entry; of a `KELFI` with another form than the published one behind a line that says so.
     Raises:
-        ValueError: If the prior or a simulator is another one too.
+        TypeError: If it names no paper.
     """
-    found = problem.with_data(*args, **kwargs)
-    changed = [
-        f"the prior of {name!r}"
-        for name, old in problem.latents.items()
-        if name in found.latents and _differ(old.value, found.latents[name].value)
-    ] or [
-        f"the simulator at {name!r}"
-        for name, old in problem.simulators.items()
-        if name in found.simulators and _another(old, found.simulators[name])
-    ]
+    entries = references()
+    if engine is None:
+        return entries["numpyro_kme"]
+    cls = engine if isinstance(engine, type) else type(engine)
+    paper = str(getattr(cls, "paper", None))
     checks.require(
-        not changed,
-        f"The new arguments of the model change {' and '.join(changed)}: the simulations of the last run are of "
-        "another model. `condition` is for other observations; call `run`, also after `jax_enable_x64` was switched.",
+        paper in entries or paper.startswith("@"),
+        f"`engine` must be a class with a paper, such as KELFI; the class attribute `paper` of {cls.__name__} is "
+        f"{paper}, neither BibTeX nor a key of engines/references.bib.",
+        TypeError,
     )
-    return found
+    note = "" if isinstance(engine, type) else getattr(engine, "citation_note", "")
+    return f"{note}\n{entries.get(paper, paper)}" if note else entries.get(paper, paper)
 
 
-def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
-    """True if a site's simulator is another one: at the arguments of one prior draw, which may differ where calls have
-    covariates or parameters of their own, and by the fingerprint of a new function."""
-    fns, own = (old.simulator.fn, new.simulator.fn), old.simulator.groups and new.simulator.groups
-    changed = not own and _differ(old.simulator.arguments, new.simulator.arguments)
-    return changed or (fns[0] != fns[1] and is_another(*fns))
-
-
-def _differ(old: Any, new: Any) -> bool:
-    """True if numbers of one shape differ: more or fewer groups along a plate are the same model."""
-    return np.shape(old) == np.shape(new) and not np.array_equal(old, new)
+def references() -> dict[str, str]:
+    """The entries of `references.bib`, by their keys: papers, and the package."""
+    text = files("numpyro_kme.engines").joinpath("references.bib").read_text(encoding="utf-8")
+    return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in text.strip().split("\n\n")}

@@ -11,10 +11,11 @@ import numpy as np
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.keys import child, split
 from numpyro_kme.engines import rounds
-from numpyro_kme.engines.base import SimulationEngine, observed_anew, of_model
+from numpyro_kme.engines.base import SimulationEngine
 from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, prior_measure, training
 from numpyro_kme.engines.learnt_model import Drawn, joint_values
 from numpyro_kme.engines.learnt_posterior import UNSURE, LearntPosterior, emit_warnings, observation
+from numpyro_kme.engines.reference_table import observed_anew, of_model
 from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
@@ -28,8 +29,7 @@ from numpyro_kme.likelihoods.summaries.base import FEWEST, OfStatistics, Statist
 from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
 from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.models.coordinates import Coordinates
-from numpyro_kme.models.problem import Problem
-from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import SimulatedMissing
 
 FIRST = 150
@@ -136,14 +136,28 @@ class KELFI(SimulationEngine):
             return 1
         return rounds.ROUNDS if self.statistics is None else max(1, min(self.num_simulations // FIRST, rounds.ROUNDS))
 
-    def _statistics_at(self, site: str) -> Statistics | None:
-        """Settings of the learnt statistics of one site, if it has any."""
-        return self.statistics.get(site) if isinstance(self.statistics, Mapping) else self.statistics
-
-    def form_at(self, site: str, simulator: Simulator) -> Form | None:
+    def form_at(self, site: str, found: SimulatorSite) -> Form | None:
         """Form of the likelihood of one site: of learnt statistics, of what is recorded, of outputs of any length, or
-        as it was given."""
-        own, form = self._statistics_at(site), self.form
+        as it was given; raises an error where it does not fit what was observed there."""
+        own = self.statistics.get(site) if isinstance(self.statistics, Mapping) else self.statistics
+        form, simulator = self.form, found.simulator
+        found.check_observed(site)
+        checks.require(
+            simulator.batch_shape == simulator.groups or not isinstance(form, KernelMeans) or form.data_kernel is None,
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
+            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
+            "simulator, or leave `data_kernel` out.",
+        )
+        if found.mask.size > 1:
+            found.require_no_gaps(site, "one likelihood for all draws along plates")
+        gaps = found.missing and not isinstance(own, SelectedStatistics)
+        checks.require(
+            own is None or not (found.censored or gaps),
+            f"The observation at {site!r} has {found.missing} entries that are NaN, not observed, of which "
+            f"{found.censored} are known to lie in intervals, and `statistics` are learnt from whole outputs. "
+            "Leave `statistics` out for this site, let the simulator return what was observed, or use "
+            "SelectedStatistics, which takes NaN and no intervals.",
+        )
         if not simulator.ragged:
             form = form if self.missing is None else Recorded(form or ResidualKernelMeans())
             return form if own is None else OfStatistics(own, form or ResidualKernelMeans())
@@ -215,8 +229,7 @@ class KELFI(SimulationEngine):
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
-        problem = self._as_recorded(Problem.read(self.model, *args, **kwargs))
-        self._check(problem)
+        problem = self._checked(Problem.read(self.model, *args, **kwargs))
         calls, chosen = rounds.calls_each(problem), self.num_rounds is None
         varying = calls > 1.0 and not all(site.alike for site in problem.simulators.values())
         first, *later = rounds.sizes(self.num_simulations, 1 if chosen and varying else self.resolved_rounds)
@@ -264,20 +277,14 @@ class KELFI(SimulationEngine):
 
     def _condition(self, rng_key, args, kwargs, method):
         method.require_amortised()
-        problem = self._as_recorded(observed_anew(method.problem, args, kwargs))
-        self._check(problem)
-        posterior = method.posterior(rng_key, problem)
+        posterior = method.posterior(rng_key, self._checked(observed_anew(method.problem, args, kwargs)))
         emit_warnings(posterior)
         return posterior
 
-    def _as_recorded(self, problem: Problem) -> Problem:
-        """With `missing`, NaN in the observation is what it says and not what was not observed."""
-        if self.missing is None:
-            return problem
-        sites = {name: replace(s, mask=s.unmasked, missing=0) for name, s in problem.simulators.items()}
-        return replace(problem, simulators=sites)
-
-    def _check(self, problem):
+    def _checked(self, problem):
+        if self.missing is not None:  # NaN in the observation is what it says, and not what was not observed
+            sites = {name: replace(s, mask=s.unmasked, missing=0) for name, s in problem.simulators.items()}
+            problem = replace(problem, simulators=sites)
         names = set(self.statistics) if isinstance(self.statistics, Mapping) else set()
         checks.require(
             names <= set(problem.observations),
@@ -285,30 +292,10 @@ class KELFI(SimulationEngine):
             f"{sorted(problem.observations)}.",
         )
         for site in problem.observations:
-            own, found = self._statistics_at(site), problem.simulators[site]
-            found.check_observed(site)
-            plates = found.simulator.batch_shape
-            checks.require(
-                plates == found.simulator.groups
-                or not isinstance(self.form, KernelMeans)
-                or self.form.data_kernel is None,
-                f"Site {site!r} holds {plates} draws of the same parameters along plates, whose densities are "
-                "multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
-                "simulator, or leave `data_kernel` out.",
-            )
-            if found.mask.size > 1:
-                found.require_no_gaps(site, "one likelihood for all draws along plates")
-            self.form_at(site, found.simulator)
-            gaps = found.missing and not isinstance(own, SelectedStatistics)
-            checks.require(
-                own is None or not (found.censored or gaps),
-                f"The observation at {site!r} has {found.missing} entries that are NaN, not observed, of which "
-                f"{found.censored} are known to lie in intervals, and `statistics` are learnt from whole outputs. "
-                "Leave `statistics` out for this site, let the simulator return what was observed, or use "
-                "SelectedStatistics, which takes NaN and no intervals.",
-            )
+            self.form_at(site, problem.simulators[site])
         if problem.discrete:
             joint_values(problem)  # which refuses too many before anything is simulated
+        return problem
 
 
 def _variance(learnt: LearntLikelihoods, problem: Problem, drawn: Drawn, latents: Mapping[str, np.ndarray]):

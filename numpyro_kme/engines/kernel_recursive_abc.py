@@ -11,10 +11,10 @@ from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.recursive import recursive_abc_step
-from numpyro_kme.engines.base import SimulationEngine, check_kernel, check_positive, of_model
-from numpyro_kme.engines.posterior import Posterior, missing_entries
-from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighted_posterior import vector_maps
+from numpyro_kme.engines.base import SimulationEngine, check_kernel
+from numpyro_kme.engines.posterior import Posterior, missing_entries, sites_at
+from numpyro_kme.engines.reference_table import ReferenceTable, of_model
+from numpyro_kme.engines.weighting import vector_maps
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import TOLERANCE
@@ -72,14 +72,14 @@ class KernelRecursiveABC(SimulationEngine):
         super().check_settings()
         checks.whole("num_simulations", self.num_simulations, 20)
         checks.whole("num_iterations", self.num_iterations, 1)
-        check_positive(regularisation=self.regularisation)
+        if self.regularisation is not None:
+            checks.positive_number("regularisation", self.regularisation)
         check_kernel(self.kernel, self.length_scale)
         checks.positive_number("tolerance", self.tolerance)
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key = split(rng_key)
-        problem = Problem.read(self.model, *args, **kwargs)
-        self._check(problem)
+        problem = self._checked(Problem.read(self.model, *args, **kwargs))
         problem.require_continuous("KernelRecursiveABC, which herds points,")
         if self.simulations is not None:
             return None, self._fit(fit_key, problem, of_model(problem, self.simulations))
@@ -125,7 +125,7 @@ class KernelRecursiveABC(SimulationEngine):
         failed = [one.describe_failures() for one in made if one.failures or one.repeated]
         return PointPosterior(
             engine=type(self).__name__,
-            samples={**latents, **problem.evaluate(latents).deterministics},
+            samples=sites_at(problem, latents),
             groups={"observed_data": problem.observations},
             info={
                 "simulations": sum(one.attempted or len(one) for one in made),

@@ -17,7 +17,7 @@ from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
 from numpyro_kme.engines import rounds
 from numpyro_kme.engines.learnt_model import PARTICLES, Drawn, LearntModel, in_coordinates, in_model
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, observation, plain
-from numpyro_kme.engines.posterior import groups, with_present_data
+from numpyro_kme.engines.posterior import groups, sites_at
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.fit import fit_likelihood
@@ -72,8 +72,10 @@ class LearntLikelihoods(Recomputed):
             for site, fitted in self.likelihoods.items():
                 theta, x, _, seen = training(self.engine, rng_key, problem, site, self.simulations)
                 how = {"coordinates": fitted.coordinates, "measure": self.measures[site], **seen}
-                half[site] = _of_half(fitted, theta, x, how)
-        return replace(self, half={site: found for site, found in half.items() if found is not None})
+                found = _of_half(fitted, theta, x, how)
+                if found is not None:
+                    half[site] = found
+        return replace(self, half=half)
 
     def posterior(self, rng_key: jax.Array, problem: Problem) -> LearntPosterior:
         """The posterior of the observation of a model."""
@@ -81,29 +83,34 @@ class LearntLikelihoods(Recomputed):
 
     def draw(self, rng_key: jax.Array, problem: Problem, power: float = 1.0) -> Drawn:
         """Draws from the posterior with the likelihood to this power."""
-        measures = dict(self.measures)
-        for site, fitted in self.likelihoods.items():
-            fitted.coordinates.require_simulated(problem.simulators[site].simulator.arguments)
-            if self.engine.learn_prior:
-                measures[site] = _learnt_prior(fitted, problem, site)
+        for name, learnt in self.likelihoods.items():
+            learnt.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
+        site, fitted = next(iter(self.likelihoods.items()))
+        coordinates, measures, number = fitted.coordinates, dict(self.measures), self.engine.num_samples
+        determined = plain(problem) and coordinates.exact and coordinates.one_to_one  # by one simulator's coordinates
+        if self.engine.learn_prior:
+            checks.require(
+                determined,
+                "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and "
+                f"a prior that is normal in the coordinates of the simulator's arguments. {coordinates.note}",
+            )
+            measures[site] = learn_normal(fitted.at(observation(problem, site)), standard_normal(coordinates.dim))
         with progress.phase("sampling the posterior", self.engine.progress_bar):
-            site, fitted = next(iter(self.likelihoods.items()))
-            if not _determined(problem, fitted):
-                found = in_model(rng_key, LearntModel(problem, self.likelihoods), self.engine.num_samples, power)
+            if not determined:
+                found = in_model(rng_key, LearntModel(problem, self.likelihoods), number, power)
             else:
                 y = observation(problem, site)
                 seen = fitted.marginal(~np.isnan(y))
-                found = in_coordinates(rng_key, site, seen, y, measures[site], self.engine.num_samples, power)
+                found = in_coordinates(rng_key, site, seen, y, measures[site], number, power)
         return found._replace(measures=measures)
 
     def reported(self, problem: Problem, drawn: Drawn) -> LearntPosterior:
         """The draws as a posterior, with what is reported of them."""
-        further = problem.evaluate(drawn.latents).deterministics if problem.deterministics else {}
         posterior = LearntPosterior(
             engine=type(self.engine).__name__,
-            samples={**drawn.latents, **further},
+            samples=sites_at(problem, drawn.latents),
             fields={"lp": drawn.log_posterior},
-            groups=groups(with_present_data(self.simulations, problem), problem),
+            groups=groups(problem, self.simulations, sites_at(problem, self.simulations.latents)),
             problem=problem,
             simulations=self.simulations,
             likelihoods=self.likelihoods,
@@ -154,32 +161,25 @@ class LearntLikelihoods(Recomputed):
 def training(
     engine: Any, rng_key: jax.Array, problem: Problem, site: str, simulations: Simulations
 ) -> tuple[np.ndarray, np.ndarray, Form | None, dict[str, Any]]:
-    """Arguments and outputs of the calls that the likelihood of a site is learnt from, its form, and what was observed,
-    with names: along plates there are many observations."""
-    found = problem.simulators[site]
-    form = engine.form_at(site, found.simulator)
+    """Arguments `(r, p)` and outputs `(r, *event)` of the single calls that a site's likelihood is learnt from, its
+    form, and what was observed, with names: along plates there are many observations.
+
+    Draws that share parameters, and calls with parameters of their own, of groups or covariates, become rows: as many
+    of each simulation as the form takes in all, and one at least. First stands one of each, then another of each.
+    Calls are drawn at random, so that covariates are drawn from those simulated.
+    """
+    found, number = problem.simulators[site], len(simulations)
+    simulator = found.simulator
+    form = engine.form_at(site, found)
     most = (ResidualKernelMeans if form is None else form).most_calls
-    theta, x = training_table(rng_key, simulations, problem, site, most)
-    whole = found.simulator.ragged or not (found.weighted or found.missing)
-    seen = None
-    if found.mask.size == 1 and whole:
-        seen = np.reshape(problem.observations[site], found.simulator.event_shape)
-    return theta, x, form, {"y": seen, "names": found.simulator.labels}
-
-
-def _determined(problem: Problem, fitted: FittedLikelihood) -> bool:
-    """True if the posterior is one in the coordinates of one simulator, which determine all latents."""
-    return plain(problem) and fitted.coordinates.exact and fitted.coordinates.one_to_one
-
-
-def _learnt_prior(fitted: FittedLikelihood, problem: Problem, site: str) -> Measure:
-    """The prior in the coordinates, with the mean and standard deviation that the observation makes most likely."""
-    checks.require(
-        _determined(problem, fitted),
-        "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and a "
-        f"prior that is normal in the coordinates of the simulator's arguments. {fitted.coordinates.note}",
-    )
-    return learn_normal(fitted.at(observation(problem, site)), standard_normal(fitted.coordinates.dim))
+    arguments, x = found.rows(np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site]))
+    chosen = some_calls(rng_key, number, len(arguments) // number, most)
+    arguments, draws = arguments[chosen], x.reshape(len(x), -1, *simulator.event_shape)[chosen]
+    used = int(np.clip(most // len(draws), 1, draws.shape[1]))
+    theta, x = np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *simulator.event_shape)
+    whole = found.mask.size == 1 and (simulator.ragged or not (found.weighted or found.missing))
+    seen = np.reshape(problem.observations[site], simulator.event_shape) if whole else None
+    return theta, x, form, {"y": seen, "names": simulator.labels}
 
 
 def prior_measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:
@@ -211,26 +211,6 @@ def _of_half(
     if isinstance(whole, StatisticsSurrogate):
         return replace(fitted, surrogate=replace(whole, inner=half.surrogate), simulated=half.simulated)
     return half
-
-
-def training_table(
-    rng_key: jax.Array, simulations: Simulations, problem: Problem, site: str, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Arguments `(r, p)` and outputs `(r, *event)` of single calls, from simulations that may run along plates.
-
-    Draws that share parameters, and calls with parameters of their own, of groups or covariates, become rows: as many
-    of each simulation as make `most` rows in all, and one at least. First stands one of each, then another of each.
-    Calls are drawn at random, so that covariates are drawn from those simulated.
-    """
-    arguments, x = problem.simulators[site].rows(
-        np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site])
-    )
-    event_shape = problem.simulators[site].simulator.event_shape
-    draws = x.reshape(len(x), -1, *event_shape)
-    chosen = some_calls(rng_key, len(simulations), len(arguments) // len(simulations), most)
-    arguments, draws = arguments[chosen], draws[chosen]
-    used = int(np.clip(most // len(draws), 1, draws.shape[1]))
-    return np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *event_shape)
 
 
 def some_calls(rng_key: jax.Array, simulations: int, calls: int, rows: int) -> np.ndarray:

@@ -121,12 +121,13 @@ class LearntModel(Recomputed):
 
     @cached_property
     def _prepared(self) -> dict[str, PreparedLikelihood]:
-        seen, sites = self.problem.observations, self.problem.simulators
-        counted = {name: fitted for name, fitted in self.likelihoods.items() if sites[name].mask.any()}
-        return {
-            name: prepare(f, np.asarray(seen[name]), sites[name].mask, sites[name].simulator.bounds).brief()
-            for name, f in counted.items()
-        }
+        found = {}
+        for name, seen in self.problem.observations.items():
+            site = self.problem.simulators[name]
+            if site.mask.any():
+                prepared = prepare(self.likelihoods[name], np.asarray(seen), site.mask, site.simulator.bounds)
+                found[name] = prepared.brief()
+        return found
 
 
 @numpy_function

@@ -17,7 +17,7 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.means import herd
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.engines import learnt_model
-from numpyro_kme.engines.posterior import Posterior, missing_entries, problem_of
+from numpyro_kme.engines.posterior import Posterior, missing_entries, problem_of, sites_at
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
@@ -68,10 +68,13 @@ class LearntPosterior(Posterior):
             "or known in intervals, and nothing else that is observed; this one has the simulator sites "
             f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use the draws.",
         )
-        site = problem.site()
-        surrogate = self.likelihoods[site].surrogate
-        y = surrogate.point(observation(problem, site))
-        return KernelMeansPosterior(surrogate, y, self.drawn.measures[site])
+        site, surrogate = problem.site(), self._fitted.surrogate
+        return KernelMeansPosterior(surrogate, surrogate.point(observation(problem, site)), self.drawn.measures[site])
+
+    @property
+    def _fitted(self) -> FittedLikelihood:
+        """The learnt likelihood of the one simulator site."""
+        return self.likelihoods[problem_of(self).site()]
 
     def log_density(self, latents: Mapping[str, Any]) -> np.ndarray:
         r"""Log of the kernel means posterior density $q(\theta \mid y) = q(y \mid \theta) p(\theta) / q(y)$.
@@ -165,12 +168,11 @@ class LearntPosterior(Posterior):
         """
         checks.key(rng_key)
         posterior = self.in_coordinates
-        coordinates = self.likelihoods[problem_of(self).site()].coordinates
         kernel = posterior.herding_kernel()
         candidates = np.asarray(posterior.weighted_particles(rng_key, max(4096, num_samples)).particles)
         chosen = np.asarray(herd(kernel, posterior.embedding(kernel, candidates), candidates, num_samples))
-        latents = coordinates.latents(candidates[chosen])
-        return self._super_samples({**latents, **problem_of(self).evaluate(latents).deterministics})
+        latents = self._fitted.coordinates.latents(candidates[chosen])
+        return self._super_samples(sites_at(problem_of(self), latents))
 
     def mode(self) -> dict[str, np.ndarray]:
         """The latents at the maximum of the posterior density, `{site: (*shape)}`, by L-BFGS from the best draws.
@@ -178,8 +180,7 @@ class LearntPosterior(Posterior):
         Under a learnt prior the density is taken in coordinates.
         """
         if self.learn_prior:
-            coordinates = self.likelihoods[problem_of(self).site()].coordinates
-            found = coordinates.latents(np.asarray(self.in_coordinates.mode())[None])
+            found = self._fitted.coordinates.latents(np.asarray(self.in_coordinates.mode())[None])
             return {name: value[0] for name, value in found.items()}
         problem = problem_of(self)
         checks.require(
@@ -217,8 +218,7 @@ class LearntPosterior(Posterior):
         Returns:
             `(n,)`, in units of the simulator's output; minus infinity where the signed surrogate's is negative.
         """
-        posterior = self.in_coordinates
-        fitted = self.likelihoods[problem_of(self).site()]
+        posterior, fitted = self.in_coordinates, self._fitted
         outputs = np.asarray(y_new, np.float64)
         checks.require(
             outputs.shape[1:] == fitted.event_shape,
@@ -236,24 +236,22 @@ class LearntPosterior(Posterior):
         and the parameters, in a linear normal approximation: each number alone, so that a copy of another has as much
         and adds nothing.
         """
-        measures, by_site = set(), {}
+        by_site = {}
         for site, fitted in self.likelihoods.items():
             measure, values = fitted.surrogate.informativeness()
-            measures.add(measure)
             by_site[site] = values.reshape(fitted.event_shape) if values.size == prod(fitted.event_shape) else values
-        return measures.pop(), by_site
+        return measure, by_site
 
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.
 
         It lies between 0 and 1, and says where further simulations would tell most.
         """
-        surrogate = self.likelihoods[problem_of(self).site()].surrogate
-        return surrogate.variance(self._coordinates_of(latents))
+        return self._fitted.surrogate.variance(self._coordinates_of(latents))
 
     def _coordinates_of(self, latents) -> np.ndarray:
-        site = problem_of(self).site()
-        return self.likelihoods[site].coordinates.table(problem_of(self).arguments(latents)[site])
+        problem = problem_of(self)
+        return self._fitted.coordinates.table(problem.arguments(latents)[problem.site()])
 
     @numpy_function
     def _log_terms(self, latents):
@@ -290,7 +288,8 @@ def describe(posterior: LearntPosterior, rounds: str) -> dict[str, Any]:
             far = f"{outside:.2%} of the draws lie beyond the simulated parameters"
             found["parameters"] = f"{far}: no simulation supports the likelihood there"
         prefix = f"{site}: " if len(posterior.likelihoods) > 1 else ""
-        info |= {prefix + name: value for name, value in found.items()}
+        for name, value in found.items():
+            info[prefix + name] = value
     for site, measure in drawn.measures.items() if posterior.learn_prior else ():
         mean, covariance = measure.moments()
         info[f"prior mean of {site}"] = np.asarray(mean)

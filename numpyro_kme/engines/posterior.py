@@ -77,11 +77,11 @@ class Posterior(Recomputed, Saved):
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Posterior draws, `{site: (draws, *event)}`, or `(1, draws, *event)` if `group_by_chain`."""
-        return _grouped(self.samples, group_by_chain)
+        return by_chain(self.samples) if group_by_chain else dict(self.samples)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Numbers that belong to each draw, in the shapes of `get_samples`."""
-        return _grouped(self.fields, group_by_chain)
+        return by_chain(self.fields) if group_by_chain else dict(self.fields)
 
     def expectation(self, function: Callable[[Samples], Any]) -> np.ndarray:
         """Posterior expectation of a function of the sites: the mean over the draws.
@@ -128,7 +128,7 @@ class Posterior(Recomputed, Saved):
         what was learnt."""
         every = numbers(self.samples)
         few = dict(list(every.items())[:SHOWN])
-        rows = summary(_grouped(few, True), prob)
+        rows = summary(by_chain(few), prob)
         titles = [
             title for title in next(iter(rows.values())) if title not in ("n_eff", "r_hat")
         ]  # these are of chains
@@ -143,13 +143,6 @@ class Posterior(Recomputed, Saved):
         for name, value in self.info.items():
             lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
             print(lines.fill(_readable(value, self._labels_of(value))))
-
-    def _named_dimensions(self) -> dict[str, list[str]]:
-        """Names of statistics as values of ArviZ's dimensions, of outputs that are vectors."""
-        sites = {} if self.problem is None else {n: self.problem.simulators[n].simulator for n in self.statistics}
-        return {
-            f"{name}_dim_{len(one.batch_shape)}": list(one.labels) for name, one in sites.items() if one.event_dim == 1
-        }
 
     def _labels_of(self, value: Any) -> tuple[str, ...]:
         """Names of the numbers of a vector in `info`, if there are as many statistics."""
@@ -180,14 +173,20 @@ class Posterior(Recomputed, Saved):
             `prior_predictive` with the simulations.
         """
         groups = {
-            "posterior": self.get_samples(group_by_chain=True),
-            "sample_stats": self.get_extra_fields(group_by_chain=True),
+            "posterior": by_chain(self.samples),
+            "sample_stats": by_chain(self.fields),
             **self.groups,
         }
         if log_likelihood:
-            groups["log_likelihood"] = _grouped(self.pointwise_log_likelihood(), True)
-        coords = self._named_dimensions() | dict(coords or {})
-        return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs={"engine": self.engine, **self.info})
+            groups["log_likelihood"] = by_chain(self.pointwise_log_likelihood())
+        sites = {} if self.problem is None else self.problem.simulators
+        named = {
+            f"{name}_dim_{len(site.simulator.batch_shape)}": list(site.simulator.labels)
+            for name, site in sites.items()
+            if site.simulator.labels and site.simulator.event_dim == 1
+        }
+        attrs = {"engine": self.engine, **self.info}
+        return arviz.to_inference_data(groups, coords=named | dict(coords or {}), dims=dims, attrs=attrs)
 
     def _super_samples(self, samples: Samples) -> "Posterior":
         """This posterior with samples chosen by herding."""
@@ -202,9 +201,9 @@ class Posterior(Recomputed, Saved):
         )
 
 
-def _grouped(tree: Samples, group_by_chain: bool) -> dict[str, np.ndarray]:
-    """Arrays of draws, with a leading axis of one chain if asked."""
-    return {name: value[None] for name, value in tree.items()} if group_by_chain else dict(tree)
+def by_chain(tree: Samples, rows: slice = slice(None)) -> dict[str, np.ndarray]:
+    """Rows of arrays as the draws of one chain."""
+    return {name: np.asarray(value)[rows][None] for name, value in tree.items()}
 
 
 def _alike(one: Any, other: np.ndarray) -> bool:
@@ -233,30 +232,23 @@ def _readable(value: Any, names: tuple[str, ...] = ()) -> str:
     return str(value)
 
 
-def groups(simulations: Simulations, problem: Problem) -> dict[str, dict[str, np.ndarray]]:
-    """The simulations, those at chosen latents apart, and the observation as ArviZ groups."""
+def groups(problem: Problem, simulations: Simulations, sites: Samples) -> dict[str, dict[str, np.ndarray]]:
+    """The simulations with their `sites`, those at chosen latents apart, and the observation as ArviZ groups."""
     first = len(simulations) - simulations.proposed
-    drawn = {**simulations.latents, **simulations.deterministics}
-
-    def chain(tree, rows=slice(None)):
-        return {name: np.asarray(value)[rows][None] for name, value in tree.items()}
-
     own, further = slice(first), slice(first, None)
-    found = {"prior": chain(drawn, own), "prior_predictive": chain(simulations.x, own)}
+    found = {"prior": by_chain(sites, own), "prior_predictive": by_chain(simulations.x, own)}
     if simulations.proposed:
-        found |= {"proposal": chain(drawn, further), "proposal_predictive": chain(simulations.x, further)}
+        found |= {"proposal": by_chain(sites, further), "proposal_predictive": by_chain(simulations.x, further)}
     found["observed_data"] = problem.observations
     if simulations.failures:
-        found["failed_simulations"] = chain(simulations.failed)
+        found["failed_simulations"] = by_chain(simulations.failed)
     return found
 
 
-def with_present_data(simulations: Simulations, problem: Problem) -> Simulations:
-    """The simulations with the deterministic sites that the model has now: these may depend on its data."""
-    if not simulations.latents:
-        return simulations
-    found = problem.evaluate(simulations.latents).deterministics if problem.deterministics else {}
-    return replace(simulations, deterministics=found)
+def sites_at(problem: Problem, latents: Samples) -> dict[str, np.ndarray]:
+    """Latents with the deterministic sites that the model has now: these may depend on its data."""
+    further = problem.evaluate(latents).deterministics if latents and problem.deterministics else {}
+    return {**latents, **further}
 
 
 def missing_entries(site: SimulatorSite) -> dict[str, str]:
@@ -269,13 +261,9 @@ def missing_entries(site: SimulatorSite) -> dict[str, str]:
 
 
 def columns(latents: Mapping[str, Any]) -> np.ndarray:
-    """All numbers of latents `{site: (m, *shape)}`, `(m, k)`."""
-    return np.stack([np.asarray(one, np.float64) for one in numbers(latents).values()], axis=1)
-
-
-def varies(table: np.ndarray) -> np.ndarray:
-    """Mark columns `(m, p)` that vary by more than rounding in float32; a correlation with itself does not."""
-    return np.ptp(table, axis=0) > 1e-6 * np.max(np.abs(table), axis=0)
+    """All numbers of latents `{site: (m, *shape)}` by the order of their names, `(m, k)`."""
+    rows = len(next(iter(latents.values())))
+    return np.concatenate([np.reshape(latents[name], (rows, -1)) for name in sorted(latents)], axis=1, dtype=np.float64)
 
 
 def problem_of(posterior: Posterior) -> Problem:

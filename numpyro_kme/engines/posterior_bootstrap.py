@@ -1,6 +1,6 @@
 """The posterior bootstrap: robust inference for a simulator that one does not trust."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, cast
@@ -13,21 +13,17 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import pieces
-from numpyro_kme.bootstrap.generic import minimised_bootstrap
-from numpyro_kme.bootstrap.least_squares import Anchor, Targets
-from numpyro_kme.bootstrap.look import BootstrapProblem, some_points
-from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap
-from numpyro_kme.bootstrap.rounds import HARMLESS
+from numpyro_kme.bootstrap.least_squares import Targets
+from numpyro_kme.bootstrap.look import ROW_NODES, BootstrapProblem, some_points
+from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap, minimised_bootstrap
 from numpyro_kme.bootstrap.weights import DirichletProcess
-from numpyro_kme.engines._iid import IidModel
-from numpyro_kme.engines._point_simulator import PointSimulator
+from numpyro_kme.engines._iid import IidModel, PointSimulator
 from numpyro_kme.engines.base import Engine, check_rule
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, Nodes
 from numpyro_kme.losses.mmd import MMD
-from numpyro_kme.models.low_discrepancy import node_keys
-from numpyro_kme.models.sites import Call
+from numpyro_kme.mcmc.noise import even_nodes
 from numpyro_kme.simulations.simulate import Plan
 
 PRIOR_DRAWS, TIMES = 2048, 16
@@ -209,14 +205,14 @@ class PosteriorBootstrap(Engine):
             losses = partial(_generic_losses, loss, data, family, nodes, run_key)
             found = minimised_bootstrap(run_key, loss, data, family, nodes, process, starts, self.num_samples)
         open_latents = _at_bounds(found, iid)
-        emit_warnings(found, open_latents)
+        found.emit_warnings(open_latents)
         further = {} if found.mixing_proportion is None else {"mixing_proportion": found.mixing_proportion}
         posterior = BootstrapPosterior(
             engine=type(self).__name__,
             samples={name: np.asarray(value, np.float64) for name, value in iid.latents(found.u).items()},
             fields={"loss": found.loss, "converged": found.converged, **further},
             groups={"observed_data": {iid.site: iid.data}},
-            info=described(found, open_latents),
+            info=found.describe(open_latents),
             problem=iid.problem,
             replicates=found,
             iid=iid,
@@ -264,16 +260,9 @@ class PosteriorBootstrap(Engine):
             f"{type(loss).__name__} is minimised by derivatives, and simulator `{simulator.name}` has none: it "
             f"{'runs outside JAX' if simulator.black_box else 'returns whole numbers'}. Use MMD(...).",
         )
-        call = Call.of(simulator)
         if covariates is None:
-            return lambda rng_key: Nodes(node_keys(call.fn, rng_key, self.num_nodes, *call.zeros))
-        n, each = len(covariates), max(self.num_nodes // 64, 16)
-
-        def of_rows(rng_key):
-            keys = jax.vmap(lambda key: node_keys(call.fn, key, each, *call.zeros))(jax.random.split(rng_key, n))
-            return Nodes(keys.ravel(), np.repeat(np.arange(n), each))
-
-        return of_rows
+            return lambda rng_key: even_nodes(simulator, rng_key, self.num_nodes)
+        return lambda rng_key: even_nodes(simulator, rng_key, max(self.num_nodes // ROW_NODES, 1), len(covariates))
 
     def _process(self, iid: IidModel, covariates) -> DirichletProcess:
         centering = self.centering
@@ -317,7 +306,7 @@ def _emulated_losses(problem: BootstrapProblem, u: np.ndarray) -> np.ndarray:
     embedding = problem.loss.embedding(problem.data, some_points(problem.data, points), 1000)
     models = embedding.model(points, equal if problem.has_covariates else None)[:, 0]
     data = np.broadcast_to(embedding.data(equal), models.shape)
-    return Targets(data, problem.fit_proportion, Anchor(x, 0.0)).loss(models)
+    return Targets(data, problem.fit_proportion).loss(models)
 
 
 def _generic_losses(loss: Loss, data, family, nodes, rng_key: jax.Array, u: np.ndarray) -> np.ndarray:
@@ -336,40 +325,3 @@ def _at_bounds(found: Replicates, iid: IidModel) -> dict[str, int]:
     at_bound = zip(iid.target.shapes, pieces(found.at_bound, iid.target.shapes.values()))
     counts = {name: int(some.reshape(len(some), -1).any(axis=1).sum()) for name, some in at_bound}
     return {name: count for name, count in counts.items() if count > FEW * len(found.u)}
-
-
-def emit_warnings(found: Replicates, open_latents: Mapping[str, int]) -> None:
-    """Warn of minimisations that fell short."""
-    if open_latents:
-        checks.warn(
-            f"of {len(found.u)} replicates, so many have their minimum where the prior ends: {open_latents}. The data "
-            "leave these open on that side: let the prior count (`prior_weight=1.0`), or read the draws as a bound."
-        )
-    failed = np.flatnonzero(~found.converged)
-    if len(failed):
-        checks.warn(
-            f"{len(failed)} of {len(found.converged)} replicates did not converge: {failed[:10].tolist()}"
-            f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`.",
-        )
-    if not found.settled:
-        checks.warn(
-            f"simulations at the minima move them by {found.error:.2g} posterior standard deviations (limit "
-            f"{HARMLESS}): raise `num_nodes`. Where that does not help, the data may leave parameters open: let the "
-            "prior count (`prior_weight=1.0`), or narrow it."
-        )
-
-
-def described(found: Replicates, open_latents: Mapping[str, int]) -> dict[str, Any]:
-    """Lines of the summary about the minimisations."""
-    info: dict[str, Any] = {
-        "converged": f"{int(found.converged.sum())} of {len(found.converged)} replicates",
-        "full-data loss": found.minimum_loss,
-        "error of the minimisers (sd)": found.error,
-    }
-    if open_latents:
-        info["replicates at the end of a prior"] = ", ".join(f"{name} {n}" for name, n in open_latents.items())
-    if len(found.regions) > 1:
-        info["separate regions"] = f"{len(found.regions)}, with {', '.join(map(str, found.regions))} replicates"
-    if found.mixing_proportion is not None:
-        info["mixing proportion"] = f"{found.mixing_proportion.mean():.3f} (sd {found.mixing_proportion.std():.3f})"
-    return info

@@ -1,6 +1,9 @@
-"""The simulations of one site as a table: coordinates of the parameters, outputs without what was not observed."""
+"""The simulations of one site as a table, coordinates of the parameters and outputs without what was not observed; and
+whether simulations and further observations are those of a model."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,8 +18,10 @@ from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule, WithLength, log_lengths, require_any_length
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic, and_a_wider_one
 from numpyro_kme.models.coordinates import Coordinates
-from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.fingerprint import is_another
+from numpyro_kme.simulations.simulations import as_long
 
 UNLIKELY = 1e-6
 """Level of the test that given simulations are draws from the prior: one false refusal in a million runs."""
@@ -232,3 +237,63 @@ def check_model(problem: Problem, engine: str) -> None:
         "A site of the model is called 'weight', as `get_weights` and ArviZ call the weights of the simulations. Give "
         "it another name.",
     )
+
+
+def of_model(problem: Problem, simulations: Simulations) -> Simulations:
+    """Simulations, checked to have the sites of the model with outputs of its shapes; those of any length as long as
+    the model has them."""
+    made = "they were made by another model."
+    latents = "latents", simulations.latents or problem.latents, problem.latents
+    for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
+        checks.require(
+            set(given) == set(own),
+            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+        )
+    for site, found in problem.simulators.items():
+        simulator = found.simulator
+        if simulator.ragged:
+            simulations = replace(simulations, x={**simulations.x, site: as_long(simulator, simulations.x[site])})
+        shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
+        checks.require(
+            len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
+            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
+            f"{expected}: {made}",
+        )
+    return simulations
+
+
+def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> Problem:
+    """The model with another observation, for which simulations and what was learnt from them still hold.
+
+    Raises:
+        ValueError: If the prior or a simulator is another one too.
+    """
+    found = problem.with_data(*args, **kwargs)
+    changed = [
+        f"the prior of {name!r}"
+        for name, old in problem.latents.items()
+        if name in found.latents and _differ(old.value, found.latents[name].value)
+    ] or [
+        f"the simulator at {name!r}"
+        for name, old in problem.simulators.items()
+        if name in found.simulators and _another(old, found.simulators[name])
+    ]
+    checks.require(
+        not changed,
+        f"The new arguments of the model change {' and '.join(changed)}: the simulations of the last run are of "
+        "another model. `condition` is for other observations; call `run`, also after `jax_enable_x64` was switched.",
+    )
+    return found
+
+
+def _another(old: SimulatorSite, new: SimulatorSite) -> bool:
+    """True if a site's simulator is another one: at the arguments of one prior draw, which may differ where calls have
+    covariates or parameters of their own, and by the fingerprint of a new function."""
+    fns, own = (old.simulator.fn, new.simulator.fn), old.simulator.groups and new.simulator.groups
+    changed = not own and _differ(old.simulator.arguments, new.simulator.arguments)
+    return changed or (fns[0] != fns[1] and is_another(*fns))
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """True if numbers of one shape differ: more or fewer groups along a plate are the same model."""
+    return np.shape(old) == np.shape(new) and not np.array_equal(old, new)

@@ -186,16 +186,17 @@ class KernelBayes(SimulationEngine):
         rule = settings.rule(table.z, x, *self._embedded(draw_key, problem, table), tolerance=self.tolerance)
         return SignedWeights(self, rng_key, problem, table, rule)
 
-    def _check(self, problem):
-        super()._check(problem)
+    def _checked(self, problem):
+        super()._checked(problem)
         if self.prior is None:
-            return
+            return problem
         missing = [name for name in problem.latents if name not in self.prior]
         checks.require(not missing, f"`prior` must have the latents {list(problem.latents)}; it lacks {missing}.")
         latents = {name: np.asarray(self.prior[name]) for name in problem.latents}
         for name, value in latents.items():
             checks.sound(f"prior[{name!r}]", value)
         problem.require_inside_support("prior", latents)
+        return problem
 
     def _embedded(self, rng_key, problem: Problem, table: ReferenceTable) -> tuple[np.ndarray, np.ndarray | None]:
         """Coordinates of draws of the prior, and their weights."""

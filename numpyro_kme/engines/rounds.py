@@ -11,12 +11,11 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
-from numpyro_kme.engines.posterior import columns, varies
+from numpyro_kme.engines.posterior import columns
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.models.problem import Problem
 
 Latents = Mapping[str, np.ndarray]
-
 
 ROUNDS = 5
 """Rounds where the engine chooses."""
@@ -107,7 +106,7 @@ def calls_each(problem: Problem) -> float:
 
 def sizes(total: int, rounds: int) -> list[int]:
     """`total` simulations in `rounds` rounds that are as equal as can be, the first ones larger."""
-    return [total // rounds + (r < total % rounds) for r in range(rounds)]
+    return np.bincount(np.arange(total) % rounds).tolist()
 
 
 def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
@@ -120,8 +119,9 @@ def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | Non
 def moved(before: Latents, after: Latents) -> float:
     """Distance that a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
     deviation."""
-    old, new = columns({name: before[name] for name in after}), columns(after)
-    old, new = old[:, varies(new)], new[:, varies(new)]
+    old, new = columns(before), columns(after)
+    kept = _varies(new)
+    old, new = old[:, kept], new[:, kept]
     sd = new.std(axis=0)
     means, widths = (new.mean(axis=0) - old.mean(axis=0)) / sd, np.log(sd / np.maximum(old.std(axis=0), 1e-300))
     return float(np.max(np.abs([means, widths]), initial=0.0))
@@ -129,14 +129,23 @@ def moved(before: Latents, after: Latents) -> float:
 
 def is_narrow(draws: Latents, prior: Latents) -> bool:
     """True if the robust standard deviation of some number is below `NARROW` of the prior's."""
-    own, wide = columns({name: draws[name] for name in prior}), columns(prior)
-    pairs = zip(own[:, varies(wide)].T, wide[:, varies(wide)].T)
-    return any(robust_standard_deviation(a) < NARROW * robust_standard_deviation(b) for a, b in pairs)
+    wide = columns(prior)
+    kept = _varies(wide)
+    for own, other in zip(columns(draws)[:, kept].T, wide[:, kept].T):
+        if robust_standard_deviation(own) < NARROW * robust_standard_deviation(other):
+            return True
+    return False
+
+
+def _varies(table: np.ndarray) -> np.ndarray:
+    """Mark columns `(m, p)` that vary by more than rounding in float32; a correlation with itself does not."""
+    return np.ptp(table, axis=0) > 1e-6 * np.max(np.abs(table), axis=0)
 
 
 def described(history: Sequence[tuple[int, float]]) -> str:
     """Sizes of the rounds, and how far each moved the posterior; empty for one round."""
     if len(history) < 2:
         return ""
-    made = ", ".join(str(size) for size, _ in history)
-    return f"simulations {made}; the posterior moved by {', '.join(f'{change:.2g}' for _, change in history[1:])} sd"
+    made, moves = zip(*history)
+    text = ", ".join(map("{:.2g}".format, moves[1:]))
+    return f"simulations {', '.join(map(str, made))}; the posterior moved by {text} sd"

@@ -1,7 +1,8 @@
-"""Methods that weight simulations: a strategy gives the weights, the rest is the same for all."""
+"""Posteriors that are weights of simulations: a strategy gives the weights, the rest is the same for all."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -9,9 +10,10 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import (
     LEAST_EFFECTIVE_SIZE,
@@ -20,13 +22,14 @@ from numpyro_kme.abc.weighting import (
     with_unit_sum,
 )
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
-from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
-from numpyro_kme.engines.base import check_positive
-from numpyro_kme.engines.posterior import groups, missing_entries, with_present_data
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
+from numpyro_kme.engines.posterior import Posterior, columns, groups, missing_entries, problem_of, sites_at
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
-from numpyro_kme.engines.weighted_posterior import WeightedPosterior, herded, vector_maps
+from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
+from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.samplers.importance import systematic_shuffled
 
 SHIFT, ERRORS, LEFT, MOST = 0.25, 2.0, 0.78, 1.7
@@ -36,6 +39,125 @@ standard errors of the shift, or leaves less than `LEFT` of the standard deviati
 
 FEW = 100
 """With more statistics the regression is not made unasked: it costs their number cubed."""
+
+LEAST_DEVIATION = 0.2
+"""Least standard deviation, relative to the positive part of signed weights, whose variances may have any sign."""
+
+QUADRATIC = 0.01
+"""Weight of a quadratic kernel in herding: with more of it draws follow the noise of a covariance under signed weights
+(`python -m benchmarks verdict`)."""
+
+
+@shown
+@saveable
+@dataclass(frozen=True, kw_only=True)
+class WeightedPosterior(Posterior):
+    """A posterior that is a weighting of simulations from the prior.
+
+    Attributes:
+        sites: Latents and deterministics of the simulations, `{site: (m, *shape)}`; where a regression adjusted them,
+            as it moved them.
+        weights: `(m,)`, with a sum of one; some methods give weights of both signs.
+        z: Coordinates of the simulations, `(m, D)`.
+        coordinates: Coordinates of the simulator's arguments.
+    """
+
+    problem: Problem
+    sites: Mapping[str, np.ndarray]
+    weights: np.ndarray
+    z: np.ndarray
+    coordinates: Coordinates
+
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """The weighted set: every simulation's latents `{site: (m, *shape)}`, and under `"weight"` weights that sum to
+        one.
+
+        Some methods give weights of both signs.
+        """
+        return {**self.sites, "weight": self.weights}
+
+    def expectation(self, function: Callable[[Mapping[str, np.ndarray]], Any]) -> np.ndarray:
+        """Posterior expectation by the weights, `sum_i w_i f(theta_i)`; more exact than an average of `get_samples`.
+
+        Args:
+            function: Maps `{site: (m, *shape)}`, all simulations at once, to `(m, *event)`.
+        Returns:
+            `(*event)`.
+        """
+        values = np.asarray(function(self.sites))
+        checks.require(
+            values.shape[:1] == self.weights.shape,
+            f"`function` must give {len(self.weights)} rows, one for each simulation; it gave shape {values.shape}.",
+        )
+        return np.tensordot(self.weights, values, axes=1)
+
+    def mode(self) -> dict[str, np.ndarray]:
+        """Point estimate, `{site: (*shape)}`: the mode of the posterior embedding (its pre-image), the weights smoothed
+        by a Gaussian kernel in coordinates.
+
+        The kernel is as wide as the posterior in each coordinate. Where the simulator's
+        arguments do not determine the latents, as under a Dirichlet or a hierarchical prior, the coordinates are those
+        of all latents, mapped to vectors without constraints. Where all latents are discrete it is the value that has
+        the largest weight.
+        """
+        problem = problem_of(self)
+        latents = {name: self.sites[name] for name in problem.latents}
+        checks.require(
+            len(problem.discrete) in (0, len(latents)),
+            f"The mode of the embedding is a point between simulations, and {list(problem.discrete)} are discrete. Use "
+            "`get_weights` or the draws.",
+        )
+        if problem.discrete:
+            _, first, group = np.unique(columns(latents), axis=0, return_index=True, return_inverse=True)
+            best = first[np.argmax(np.bincount(group.ravel(), self.weights))]
+            return {name: np.asarray(value[best]) for name, value in latents.items()}
+        to_vectors, latents_at = vector_maps(problem, self.coordinates)
+        z = to_vectors(self.z, latents)
+        found = MeanEmbedding(Gaussian(deviation(z, self.weights)), z, self.weights).mode()
+        return {name: np.asarray(value[0]) for name, value in latents_at(found[None]).items()}
+
+    def herd(self, rng_key: jax.Array, num_samples: int) -> Posterior:
+        """Super-samples: simulations chosen by kernel herding of the embedded posterior, in the order in which it
+        finds them.
+
+        The key decides nothing: candidates are the simulations.
+        """
+        checks.key(rng_key)
+        checks.whole("num_samples", num_samples, 1)
+        chosen = herded(self.z, self.weights, num_samples)
+        return self._super_samples({name: value[chosen] for name, value in self.sites.items()})
+
+
+def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
+    """Rows that follow weights of any sign: means by a linear kernel, the rest by a Gaussian and a bit of a quadratic.
+
+    By a Gaussian kernel alone draws would follow the positive part of signed weights in more than two dimensions. A
+    covariance that no distribution has is replaced by the nearest one that is positive definite.
+    """
+    u = (z - weights @ z) / deviation(z, weights)
+    values, axes = np.linalg.eigh(u.T @ (weights[:, None] * u))
+    second = 1.0 + np.square(u @ axes) @ np.maximum(values, LEAST_DEVIATION**2)
+    gaussian = Gaussian(1.0 / 3.0)
+    targets = MeanEmbedding(gaussian, u, weights)(u) + 1.0 + QUADRATIC * second
+    kernel = gaussian + Polynomial(1) + QUADRATIC * Polynomial(2)
+    return np.asarray(herd(kernel, targets, u, num_samples))
+
+
+def deviation(z: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Standard deviations under weights, or the least for their positive part."""
+    positive = np.maximum(weights, 0.0) / np.maximum(weights, 0.0).sum()
+    least = LEAST_DEVIATION**2 * positive @ np.square(z - positive @ z)
+    return np.sqrt(np.maximum(weights @ np.square(z - weights @ z), np.maximum(least, 1e-16)))
+
+
+def vector_maps(problem: Problem, coordinates: Coordinates) -> tuple[Callable, Callable]:
+    """Maps of coordinates and latents `{site: (m, *shape)}` to vectors `(m, D)` without constraints that determine the
+    latents, and back from vectors to latents: coordinates are such vectors, or all latents without constraints."""
+    if coordinates.one_to_one:
+        return (lambda z, latents: z), coordinates.latents
+    first = {name: latent.value for name, latent in problem.latents.items()}
+    target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
+    return numpy_function(lambda z, latents: target.flatten_rows(latents)), numpy_function(target.constrain_rows)
 
 
 @frozen
@@ -101,45 +223,27 @@ class WeightingMethod(Recomputed, abc.ABC):
         )
         info: dict[str, Any] = {"simulations": len(weights), **read, "effective sample size": effective}
         info |= missing_entries(problem.simulators[problem.site()])
-        if (weights < 0).any():
+        signed = bool((weights < 0).any())
+        if signed:
             info["proportion of negative weight"] = float(-weights[weights < 0].sum() / np.abs(weights).sum())
         if simulations.failures or simulations.repeated:
             info["simulations that failed"] = simulations.describe_failures()
-        far = out_of_distribution_check(distances, strategy.between)
-        if far.is_out_of_distribution:  # an effective sample size does not see that all simulations are far
-            checks.warn(
-                f"{name}: the observation lies away from the simulations. The nearest {far.proportion:.2%} of them are "
-                f"up to {far.nearest:.4g} from it, and simulations are up to {far.threshold:.4g} from one another. The "
-                "weights say which are least far, not what the parameters are. Check the observation and the "
-                "simulator, or use a prior under which such data occur."
-            )
-        present = with_present_data(simulations, problem)
-        sites, z = {**present.latents, **present.deterministics}, table.z
-        statistics, adjust = table.statistics(table.x), self.engine.regression_adjustment
-        if adjust:
+        is_far = warn_if_far(name, distances, strategy.between)
+        sites, z = sites_at(problem, simulations.latents), table.z
+        grouped = groups(problem, simulations, sites)
+        if self.engine.regression_adjustment:
             problem.require_continuous("`regression_adjustment`, which moves latents,")
-        if adjust or not (far.is_out_of_distribution or problem.discrete or statistics.shape[1] > FEW):
-            to_vectors, latents_at = vector_maps(problem, table.coordinates)
-            vectors, at = to_vectors(table.z, simulations.latents), table.statistics(y[None])[0]
-            found = RegressionAdjustment.fit(vectors, statistics, weights, at)
-            if not adjust:
-                warn_if_coarse(name, found, bool((weights < 0).any()))
-        if adjust:
-            counts = np.abs(weights) > 1e-9 * np.abs(weights).max()
-            moved = latents_at(np.where(counts[:, None], found.adjusted, vectors))
-            latents = {latent: np.asarray(moved[latent], v.dtype) for latent, v in simulations.latents.items()}
-            drawn = problem.evaluate(latents)
-            sites = {**latents, **{site: np.asarray(value) for site, value in drawn.deterministics.items()}}
-            z = table.coordinates_of(drawn.arguments[problem.site()])
-            info["regression adjustment"] = found.shift / found.scale
+            sites, z, info["regression adjustment"] = self._adjusted(problem, y, weights)
+        elif not (is_far or problem.discrete or table.statistics(y[None]).shape[1] > FEW):
+            warn_if_coarse(name, self._regression(problem, y, weights)[0], signed)
         warn_of_negative_variances(table.coordinates.names, z, weights)
         number = self.engine.num_samples
-        chosen = systematic_shuffled(rng_key, weights, number) if (weights >= 0).all() else herded(z, weights, number)
+        chosen = herded(z, weights, number) if signed else systematic_shuffled(rng_key, weights, number)
         weighted = {site: value[None] for site, value in {**sites, "weight": weights}.items()}
         return WeightedPosterior(
             engine=name,
             samples={site: value[chosen] for site, value in sites.items()},
-            groups={**groups(present, problem), "weighted_posterior": weighted},
+            groups={**grouped, "weighted_posterior": weighted},
             info=info,
             problem=problem,
             simulations=simulations,
@@ -148,6 +252,22 @@ class WeightingMethod(Recomputed, abc.ABC):
             z=z,
             coordinates=table.coordinates,
         )
+
+    def _regression(self, problem: Problem, y: np.ndarray, weights: np.ndarray):
+        """Regression of vectors that determine the latents on the statistics, these vectors, and the way back."""
+        to_vectors, latents_at = vector_maps(problem, self.table.coordinates)
+        vectors, statistics = to_vectors(self.table.z, self.table.simulations.latents), self.table.statistics
+        found = RegressionAdjustment.fit(vectors, statistics(self.table.x), weights, statistics(y[None])[0])
+        return found, (vectors, latents_at)
+
+    def _adjusted(self, problem: Problem, y: np.ndarray, weights: np.ndarray):
+        """Sites and coordinates of the simulations with weight, moved to the observation, and by how much in sd."""
+        found, (vectors, latents_at) = self._regression(problem, y, weights)
+        counts = np.abs(weights) > 1e-9 * np.abs(weights).max()
+        moved = latents_at(np.where(counts[:, None], found.adjusted, vectors))
+        latents = {name: np.asarray(moved[name], v.dtype) for name, v in self.table.simulations.latents.items()}
+        z = self.table.coordinates_of(problem.arguments(latents)[problem.site()])
+        return sites_at(problem, latents), z, found.shift / found.scale
 
 
 @frozen
@@ -185,7 +305,22 @@ def check_weighting(num_simulations: int, regression_adjustment: bool, **positiv
     """Check the settings of engines that weight simulations: their number, and numbers that are positive if given."""
     checks.instance("regression_adjustment", regression_adjustment, bool, "True or False")
     checks.whole("num_simulations", num_simulations, 20, " Thousands are usual.")
-    check_positive(**positive)
+    for name, value in positive.items():
+        if value is not None:
+            checks.positive_number(name, value)
+
+
+def warn_if_far(name: str, distances: np.ndarray, between: np.ndarray) -> bool:
+    """Warn of an observation that lies away from all simulations, which no effective sample size sees."""
+    far = out_of_distribution_check(distances, between)
+    if far.is_out_of_distribution:
+        checks.warn(
+            f"{name}: the observation lies away from the simulations. The nearest {far.proportion:.2%} of them are "
+            f"up to {far.nearest:.4g} from it, and simulations are up to {far.threshold:.4g} from one another. The "
+            "weights say which are least far, not what the parameters are. Check the observation and the "
+            "simulator, or use a prior under which such data occur."
+        )
+    return far.is_out_of_distribution
 
 
 def warn_if_coarse(name: str, found: RegressionAdjustment, signed: bool) -> None:

@@ -11,7 +11,7 @@ from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, frozen, shown
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import in_present_precision
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
@@ -19,12 +19,6 @@ from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
 from numpyro_kme.samplers.importance import effective_size
-
-AGAIN = "Simulate more, best at these draws (`refine`), and sample again."
-"""What to do about draws of a chain where simulations are too few."""
-
-HINT = "where it warns, `refine` at draws of the chain; else repeat with twice the simulations, and compare"
-"""What to do with a check of a chain."""
 
 
 @frozen
@@ -43,58 +37,20 @@ class SurrogateCheck:
     negative: float
     negligible: float
 
-    def _card(self) -> Card:
-        return Card(
-            "What a chain met at a learnt likelihood: " + _verdict(self.findings("")),
-            {
-                "beyond the simulations": f"{self.beyond:.2%} of the evaluations",
-                "negative": f"{self.negative:.2%} of the evaluations",
-            },
-            HINT,
-        )
-
-    @property
-    def told(self) -> str:
-        """The numbers, in a line."""
-        return f"{self.beyond:.1%} beyond the simulations, {self.negative:.0%} negative"
-
     def findings(self, site: str) -> list[str]:
         """Warnings at a site, and what to do next."""
-        found = []
-        if self.beyond > self.negligible:
-            found.append(extrapolation_message(site, self.beyond, AGAIN))
-        if self.negative > 0.05:
-            found.append(_negative_message(site, self.negative))
-        return found
-
-
-@shown
-class SurrogateChecks(dict[str, SurrogateCheck]):
-    """A `SurrogateCheck` by site."""
-
-    def _card(self) -> Card:
-        found = [sentence for site, check in self.items() for sentence in check.findings(site)]
-        if len(self) == 1:
-            return next(iter(self.values()))._card()
-        rows = {site: check.told for site, check in self.items()}
-        return Card("What a chain met at learnt likelihoods: " + _verdict(found), rows, HINT)
-
-
-def _verdict(found: list[str]) -> str:
-    return "warnings" if found else "nothing to warn of"
-
-
-def _negative_message(site: str, negative: float) -> str:
-    """The warning that a signed surrogate is negative at draws of a chain."""
-    return (
-        f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws, where its positive version "
-        "stands for it. Simulate more."
-    )
+        again = "Simulate more, best at these draws (`refine`), and sample again."
+        far = extrapolation_message(site, self.beyond, again)
+        negative = (
+            f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "
+            "version stands for it. Simulate more."
+        )
+        return [far] * (self.beyond > self.negligible) + [negative] * (self.negative > 0.05)
 
 
 def check_surrogate(
     model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
-) -> SurrogateChecks:
+) -> dict[str, SurrogateCheck]:
     """Look up draws of a `handlers.surrogate` model: beyond the simulations, or where the surrogate is negative.
 
     Args:
@@ -130,7 +86,7 @@ def check_surrogate(
         bool(found),
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
     )
-    reports = SurrogateChecks()
+    reports = {}
     for name, (arguments, masks, negative) in found.items():
         (fitted, value), mask = observed[name], np.asarray(masks)[0]
         beyond = fitted.beyond(value, fitted.coordinates.table(arguments), mask)

@@ -1,12 +1,8 @@
 """Models in, models out: a density or a loss in place of a simulator, and simulators in place of observations."""
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
-import jax
 import numpy as np
 import numpyro
 from jax.typing import ArrayLike
@@ -15,24 +11,10 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
-from numpyro_kme.losses.base import Family, Loss, Nodes
-from numpyro_kme.losses.mmd import MMD
-from numpyro_kme.mcmc.loss_density import Bound, LossDensity, check_site
-from numpyro_kme.mcmc.noise import (
-    NOISE,
-    CommonNoise,
-    FreshNoise,
-    LatentNoise,
-    NoisePolicy,
-    common_nodes,
-    declared_noise,
-    fresh_nodes,
-    simulation_key,
-    takes_even_noise,
-)
-from numpyro_kme.mcmc.soft_abc import soft_abc
+from numpyro_kme.mcmc.generalized_bayes import generalized_bayes
+from numpyro_kme.mcmc.simulated_densities import soft_abc
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import Call, require_whole_calls
+from numpyro_kme.models.sites import require_whole_calls
 
 __all__ = ["generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
 
@@ -140,107 +122,6 @@ class uncondition_simulators(Messenger):
             msg["is_observed"], msg["value"] = False, None
             if msg["kwargs"]["rng_key"] is None:
                 msg["kwargs"]["rng_key"] = numpyro.prng_key()
-
-
-class generalized_bayes(Messenger):
-    r"""A model with a loss in place of each observed simulator: prior x `exp(-weight n loss)`.
-
-    The site stands in one data plate of size `n`, and the loss compares the data as a whole with simulated points. It
-    counts once: `log_prob` divides it evenly, `-weight loss` for each element of the plate. With `loss=MMD()` this
-    is MMD-Bayes: robust to outliers and wrong models, with a density, so that other likelihoods and hierarchies can
-    stand beside it. Simulators that are not observed stay in place, so that `Predictive` still simulates.
-
-    Which kernels work: `CommonNoise` gives a density for NUTS where the simulator is in JAX and its draws are smooth
-    in the parameters, and for the gradient-free ensembles AIES and ESS of NumPyro for any simulator; `LatentNoise` is
-    for NUTS and `PseudoMarginal`, `FreshNoise` for `PseudoMarginal`.
-
-    Args:
-        model: A model with `Simulator` sites, each in one plate and observed with one event for each element.
-        loss: A loss of the posterior bootstrap: `MMD()`, `MMD(fit_proportion=True)`, `Wasserstein()`, or your own.
-        weight: Learning rate, positive; see `calibrate_weight`.
-        noise: `CommonNoise`, `LatentNoise` or `FreshNoise`.
-        covariates: `{site: (n, ...)}` where a simulator's parameters vary along the plate: the loss then compares
-            joint distributions of (covariate, output). With `CommonNoise`.
-    Raises:
-        ValueError: When the model runs: for a site outside a plate or in several, masked or scaled; if parameters vary
-            along the plate without covariates; if the observation is traced.
-        NotImplementedError: When a kernel asks for a density or a derivative that the noise policy or the simulator
-            lacks; the error names kernels that work.
-    Cost: that of one evaluation of the loss, with `num_simulations` draws of the simulator.
-    References: Bissiri, Holmes and Walker (2016), JRSS B 78; Cherief-Abdellatif and Alquier (2020), AABI.
-    """
-
-    def __init__(
-        self,
-        model: Callable | None = None,
-        loss: Loss | None = None,
-        *,
-        weight: float,
-        noise: NoisePolicy,
-        covariates: Mapping[str, ArrayLike] | None = None,
-    ):
-        checks.require(
-            np.shape(weight) == () and (not checks.is_concrete(weight) or np.asarray(weight).dtype.kind in "fiu"),
-            f"`weight` must be one positive number; got {weight!r:.60}. Of a `calibrate_weight` pass `.by_bootstrap` "
-            "or `.by_coverage`.",
-            TypeError,
-        )
-        checks.positive("weight", weight)
-        checks.instance("noise", noise, NoisePolicy, "CommonNoise(...), LatentNoise(...) or FreshNoise(...)")
-        checks.instance("loss", loss, Loss | None, "a loss, such as MMD()")
-        self.loss = MMD() if loss is None else loss
-        self.weight, self.noise, self.covariates = weight, noise, dict(covariates or {})
-        checks.require(
-            not self.covariates or isinstance(noise, CommonNoise),
-            f"`covariates` need noise=CommonNoise(...); got {type(noise).__name__}.",
-        )
-        super().__init__(model)
-
-    def process_message(self, msg):
-        """Put the loss in place at an observed simulator site."""
-        if msg["type"] != "sample" or not msg["is_observed"]:
-            return
-        simulator = compat.innermost(msg["fn"])
-        if isinstance(simulator, Simulator):
-            bound = self._bind(msg, simulator)
-            nodes = self._nodes(msg, simulator, bound)
-            msg["fn"] = LossDensity(simulator, bound, nodes, self.weight)
-
-    def _bind(self, msg, simulator: Simulator) -> Bound:
-        """The loss bound to the data."""
-        covariates = self.covariates.get(msg["name"])
-        msg["value"] = simulator.vector(msg["value"])
-        check_site(msg, simulator, covariates)
-        if isinstance(self.noise, LatentNoise):
-            declared_noise(simulator)
-        call, fn = Call.of(simulator), cast(Any, simulator.fn)
-        call = replace(call, fn=fn.fn) if isinstance(self.noise, LatentNoise) else call
-        groups = () if covariates is None else simulator.groups
-        given = None if covariates is None else np.asarray(covariates)
-        family = Family(partial(_at_group, call, groups), simulator.arguments.size, None, given)
-        independent = not isinstance(self.noise, CommonNoise) or not takes_even_noise(simulator)
-        return Bound.make(self.loss, np.asarray(msg["value"]), family, independent)
-
-    def _nodes(self, msg, simulator: Simulator, bound: Bound) -> Nodes | None:
-        """Sets of noise nodes `(sets, M, ...)`; None where a kernel has to bring the key."""
-        noise = self.noise
-        if isinstance(noise, LatentNoise):
-            one = declared_noise(simulator)
-            all_noise = one.expand((noise.num_simulations, *one.batch_shape)).to_event(1 + len(one.batch_shape))
-            with compat.outside(self):
-                return Nodes(numpyro.sample(f"{msg['name']}_noise", all_noise, infer={NOISE: True})[None])
-        key = simulation_key(msg["name"], common=isinstance(noise, CommonNoise))
-        if isinstance(noise, FreshNoise):
-            return None if key is None else fresh_nodes(key, noise)
-        key = noise.rng_key if key is None else key
-        with jax.ensure_compile_time_eval() if checks.is_concrete(key) else nullcontext():
-            nodes = common_nodes(simulator, key, noise.num_simulations, bound.family.covariates)
-        return jax.tree.map(lambda leaf: leaf[None], nodes)
-
-
-def _at_group(call: Call, groups: tuple[int, ...], arguments, noise, row=None):
-    """One call, with the arguments of group `row` where they vary."""
-    return call(arguments if row is None else arguments.reshape(*groups, -1)[row], noise)
 
 
 def _counts(mask: ArrayLike) -> bool:

@@ -1,15 +1,17 @@
 """Where the noise of a simulator comes from when a loss compares its draws with data inside MCMC: a named choice."""
 
+import abc
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger, apply_stack
 
@@ -20,71 +22,6 @@ from numpyro_kme.models.low_discrepancy import accepts, node_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 from numpyro_kme.models.sites import Call
-
-
-@frozen
-class CommonNoise:
-    """Noise that is the same at every point of the chain: a smooth density, for any kernel.
-
-    A simulator in JAX runs on keys of low discrepancy (`models.node_keys`), a Latin hypercube over its noise. Others,
-    and those that take no such keys, have independent noise: the posterior is then that of one simulated sample, close
-    to the one with infinitely many only if the sample is much larger than the data. `noise_sensitivity` rescores draws
-    under other keys.
-
-    Args:
-        num_simulations: Simulated points `M`, a power of two where keys are of low discrepancy (rounded up); ten times
-            the data is a start.
-        rng_key: Makes the noise.
-    """
-
-    num_simulations: int
-    rng_key: jax.Array = field(default_factory=lambda: jax.random.key(0))
-
-    def __post_init__(self):
-        checks.whole("num_simulations", self.num_simulations, 2)
-        checks.key(self.rng_key, several=True)
-
-
-@frozen
-class LatentNoise:
-    """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
-
-    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
-    points; with simulators in JAX whose noise is declared (`FromNoise`), for NUTS, and for `PseudoMarginal` where draws
-    have no derivative.
-
-    Args:
-        num_simulations: Simulated points `M`.
-    """
-
-    num_simulations: int
-
-    def __post_init__(self):
-        checks.whole("num_simulations", self.num_simulations, 2)
-
-
-@frozen
-class FreshNoise:
-    """New noise at each proposal, for the kernel `PseudoMarginal`, which keeps the estimate of the current point.
-
-    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
-    points; for any simulator.
-
-    Args:
-        num_simulations: Simulated points `M`.
-        repeats: Independent simulated samples whose `exp(-weight n loss)` are averaged: the same posterior, and a
-            chain that sticks less.
-    """
-
-    num_simulations: int
-    repeats: int = 1
-
-    def __post_init__(self):
-        checks.whole("num_simulations", self.num_simulations, 2)
-        checks.whole("repeats", self.repeats, 1)
-
-
-NoisePolicy = CommonNoise | LatentNoise | FreshNoise
 
 NOISE = "simulator_noise"
 """In `infer` of a latent: it is the noise of a simulator."""
@@ -121,11 +58,131 @@ class simulation_keys(Messenger):
     def process_message(self, msg):
         """Answer, unless a closer handler has."""
         if msg["type"] == "simulation_key" and msg["value"] is None and (self.common or not msg["common"]):
-            concrete = checks.is_concrete(self.rng_key)
-            with jax.ensure_compile_time_eval() if concrete else nullcontext():
+            with _known_now(self.rng_key):
                 fold = partial(jax.random.fold_in, data=crc32(msg["site"].encode()))
                 many = checks.is_key(self.rng_key) and self.rng_key.ndim == 1
                 msg["value"] = (jax.vmap(fold) if many else fold)(self.rng_key)
+
+
+@frozen
+class NoisePolicy(abc.ABC):
+    """Base of the choices.
+
+    Args:
+        num_simulations: Simulated points `M`.
+    """
+
+    num_simulations: int
+
+    def __post_init__(self):
+        checks.whole("num_simulations", self.num_simulations, 2)
+
+    @abc.abstractmethod
+    def nodes(self, site: str, simulator: Simulator, covariates: Any) -> Nodes | None:
+        """Sets of noise `(sets, M, ...)`; None where a kernel has to bring the key."""
+
+    def call(self, simulator: Simulator) -> Call:
+        """One call of the simulator as a function of its arguments and such noise."""
+        return Call.of(simulator)
+
+    def is_even(self, simulator: Simulator) -> bool:
+        """Tell whether nodes are spread evenly, and not independent."""
+        return False
+
+
+@frozen
+class CommonNoise(NoisePolicy):
+    """Noise that is the same at every point of the chain: a smooth density, for any kernel.
+
+    A simulator in JAX runs on keys of low discrepancy (`models.node_keys`), a Latin hypercube over its noise. Others,
+    and those that take no such keys, have independent noise: the posterior is then that of one simulated sample, close
+    to the one with infinitely many only if the sample is much larger than the data. `noise_sensitivity` rescores draws
+    under other keys.
+
+    Args:
+        num_simulations: Simulated points `M`, a power of two where keys are of low discrepancy (rounded up); ten times
+            the data is a start.
+        rng_key: Makes the noise.
+    """
+
+    rng_key: jax.Array = field(default_factory=lambda: jax.random.key(0))
+
+    def __post_init__(self):
+        super().__post_init__()
+        checks.key(self.rng_key, several=True)
+
+    def is_even(self, simulator):
+        """Tell whether the simulator runs on keys of low discrepancy."""
+        return is_even(simulator)
+
+    def nodes(self, site, simulator, covariates):
+        """One set that stays; with covariates a share for each data point."""
+        key = simulation_key(site, common=True)
+        key = self.rng_key if key is None else key
+        rows = None if covariates is None else len(covariates)
+        number = self.num_simulations if rows is None else max(-(-self.num_simulations // rows), 2)
+        with _known_now(key):
+            number = 2 ** int(np.ceil(np.log2(number))) if self.is_even(simulator) else number
+            return jax.tree.map(lambda leaf: leaf[None], even_nodes(simulator, key, number, rows))
+
+
+@frozen
+class LatentNoise(NoisePolicy):
+    """The noise of every simulated point as a latent `<site>_noise` of the model, `(M, *noise)`, beside the parameters.
+
+    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
+    points; with simulators in JAX whose noise is declared (`FromNoise`), for NUTS, and for `PseudoMarginal` where draws
+    have no derivative.
+
+    Args:
+        num_simulations: Simulated points `M`.
+    """
+
+    def call(self, simulator):
+        """One call as a function of the declared noise."""
+        declared_noise(simulator)  # which raises an error where there is none
+        return replace(Call.of(simulator), fn=cast(Any, simulator.fn).fn)
+
+    def nodes(self, site, simulator, covariates):
+        """One set, a site of the model."""
+        one = declared_noise(simulator)
+        whole = one.expand((self.num_simulations, *one.batch_shape)).to_event(1 + len(one.batch_shape))
+        return Nodes(numpyro.sample(f"{site}_noise", whole, infer={NOISE: True})[None])
+
+
+@frozen
+class FreshNoise(NoisePolicy):
+    """New noise at each proposal, for the kernel `PseudoMarginal`, which keeps the estimate of the current point.
+
+    Exact for any `M`, for the posterior prior x `E exp(-weight n loss)`, where the loss compares with `M` simulated
+    points; for any simulator.
+
+    Args:
+        num_simulations: Simulated points `M`.
+        repeats: Independent simulated samples whose `exp(-weight n loss)` are averaged: the same posterior, and a
+            chain that sticks less.
+    """
+
+    repeats: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        checks.whole("repeats", self.repeats, 1)
+
+    def nodes(self, site, simulator, covariates):
+        """Independent sets; of keys `(blocks,)` each makes an equal part of every set."""
+        key = simulation_key(site)
+        if key is None:
+            return None
+        keys = several_keys(key)
+        checks.require(
+            self.num_simulations % len(keys) == 0,
+            f"`num_simulations` must be a multiple of the number of blocks; got {self.num_simulations} points and "
+            f"{len(keys)} blocks.",
+        )
+        shape = self.repeats, self.num_simulations // len(keys)
+        parts = jax.vmap(lambda one: jax.random.split(one, shape))(keys)
+        return Nodes(jnp.moveaxis(parts, 0, 1).reshape(self.repeats, self.num_simulations, *parts.shape[3:]))
 
 
 def declared_noise(simulator: Simulator) -> dist.Distribution:
@@ -144,38 +201,31 @@ def declared_noise(simulator: Simulator) -> dist.Distribution:
     return fn.noise
 
 
-def takes_even_noise(simulator: Simulator) -> bool:
+def is_even(simulator: Simulator) -> bool:
     """Tell whether a simulator runs on keys of low discrepancy."""
     call = Call.of(simulator)
     return not simulator.black_box and accepts(call.fn, *call.zeros)
 
 
-def common_nodes(simulator: Simulator, key: jax.Array, num: int, covariates: np.ndarray | None) -> Nodes:
-    """Nodes that stay; with covariates a share for each data point, an even number of nodes."""
-    rows = None if covariates is None else len(covariates)
-    each = 2 ** int(np.ceil(np.log2(num if rows is None else max(num / rows, 2.0))))
-    call = Call.of(simulator)
+def even_nodes(simulator: Simulator, key: jax.Array, number: int, rows: int | None = None) -> Nodes:
+    """Noise of `number` simulated points, or of each of so many `rows` of covariates: of low discrepancy where the
+    simulator takes such keys, for which the number is a power of two, and independent elsewhere."""
+    call, even = Call.of(simulator), is_even(simulator)
 
-    def keys(key, count):
-        if not takes_even_noise(simulator):
-            return jax.random.split(key, count)
-        return node_keys(call.fn, key, count, *call.zeros)
+    def keys(key):
+        return node_keys(call.fn, key, number, *call.zeros) if even else jax.random.split(key, number)
 
     if rows is None:
-        return Nodes(keys(key, each if takes_even_noise(simulator) else num))
-    return Nodes(
-        jnp.concatenate([keys(one, each) for one in jax.random.split(key, rows)]), np.repeat(np.arange(rows), each)
-    )
+        return Nodes(keys(key))
+    noise = jnp.concatenate([keys(one) for one in jax.random.split(key, rows)])
+    return Nodes(noise, np.repeat(np.arange(rows), number))
 
 
-def fresh_nodes(key: jax.Array, noise: FreshNoise) -> Nodes:
-    """Independent sets of nodes `(repeats, M)`; with keys `(blocks,)` each makes an equal part of every set."""
-    num, sets = noise.num_simulations, noise.repeats
-    if not checks.is_key(key) or key.ndim == 0:
-        return Nodes(jax.random.split(key, (sets, num)))
-    checks.require(
-        num % len(key) == 0,
-        f"`num_simulations` must be a multiple of the number of blocks; got {num} points and {len(key)} blocks.",
-    )
-    parts = jax.vmap(lambda one: jax.random.split(one, (sets, num // len(key))))(key)
-    return Nodes(jnp.moveaxis(parts, 0, 1).reshape(sets, num))
+def several_keys(key: jax.Array) -> jax.Array:
+    """One key, of either kind, or several, as `(blocks,)` of them."""
+    return key if checks.is_key(key) and key.ndim == 1 else key[None]
+
+
+def _known_now(key: jax.Array) -> Any:
+    """While a key makes others: outside of what JAX traces, unless it traces the key."""
+    return jax.ensure_compile_time_eval() if checks.is_concrete(key) else nullcontext()

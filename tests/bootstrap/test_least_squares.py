@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, monomials
-from numpyro_kme.bootstrap.least_squares import Anchor, Targets
+from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.bootstrap.least_squares import minimise as minimise_all
 
 REGION = Ellipsoid(np.zeros(2), np.eye(2), 4.0, np.full(2, -np.inf), np.full(2, np.inf))
@@ -17,14 +17,14 @@ def case(rng, rows=6, own=False, degree=3, proportion=False, weight=0.3):
     coefficients[:, 0] += 1.0
     coefficients[:, 1:3, :2] += np.eye(2)
     data = 1.0 + 0.3 * rng.normal(size=(rows, 5))
-    return Emulator(basis, coefficients), Targets(data, proportion, Anchor(0.2 * rng.normal(size=(rows, 2)), weight))
+    return Emulator(basis, coefficients), Targets(data, proportion, 0.2 * rng.normal(size=(rows, 2)), weight)
 
 
 def total(emulator, targets, row, x):
     """Least over the mixing proportion, by a grid of it."""
     m, d = emulator.rows(np.array([row])).at(x[None])[0], targets.data[row]
     c = np.linspace(0.0, 1.0, 20_001)[:, None] if targets.fit_proportion else np.ones((1, 1))
-    anchor = 0.5 * targets.anchor.weight * np.sum((x - targets.anchor.points[row]) ** 2)
+    anchor = 0.5 * targets.weight * np.sum((x - targets.anchors[row]) ** 2)
     return np.square(c * m - d).sum(axis=1).min() + anchor
 
 
@@ -57,7 +57,7 @@ def test_a_linear_model_with_an_anchor_is_ridge_regression(rng):
     found = minimise_all(targets, emulator, REGION, np.zeros((6, 2)))
     constant, jacobian = emulator.at(np.zeros((1, 2)))[0], emulator.tangents(np.zeros((1, 2)))[0]
     normal = 2.0 * jacobian @ jacobian.T + 0.3 * np.eye(2)
-    right = 2.0 * (targets.data - constant) @ jacobian.T + 0.3 * targets.anchor.points
+    right = 2.0 * (targets.data - constant) @ jacobian.T + 0.3 * targets.anchors
     np.testing.assert_allclose(found.x, np.linalg.solve(normal, right.T).T, atol=1e-6)
 
 

@@ -24,8 +24,8 @@ from numpyro_kme.diagnostics import (
     check,
     misspecification_test,
     predictive_check,
-    uniformity,
 )
+from numpyro_kme.diagnostics.calibration import MARGIN, components_of, uniformity_tests
 from numpyro_kme.engines import EffectiveSampleSizeError, Engine, Posterior
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck
@@ -251,18 +251,18 @@ def test_the_tests_of_ranks_are_exact(rng):
     """Uniform ranks give uniform p-values, each against an oracle; the components are orthonormal and see no
     constants."""
     data = {"x": rng.standard_cauchy((80, 3)), "constant": np.ones((80, 2))}
-    components = uniformity.components_of(data)
+    components = components_of(data)
     assert components.shape == (80, 3)
     np.testing.assert_allclose(components.T @ components, np.eye(3), atol=1e-12)
     np.testing.assert_allclose(components.sum(axis=0), 0.0, atol=1e-12)
-    assert uniformity.components_of({"x": rng.normal(size=(80, 30))}).shape == (80, 8)
-    found = [uniformity.tests(rng.uniform(size=80), components, 0.0) for _ in range(400)]
+    assert components_of({"x": rng.normal(size=(80, 30))}).shape == (80, 8)
+    found = [uniformity_tests(rng.uniform(size=80), components, 0.0) for _ in range(400)]
     for name in ("shape", "location", "scale", "data"):
         p = np.array([row[name] for row in found])
         assert stats.kstest(p, "uniform").pvalue > 1e-5, name
     ranks = rng.uniform(size=80)
     z = stats.norm.ppf(ranks)
-    one = uniformity.tests(ranks, components, 0.0)
+    one = uniformity_tests(ranks, components, 0.0)
     np.testing.assert_allclose(one["location"], stats.norm.cdf(-abs(z.sum()) / np.sqrt(80)) * 2)
     fit = np.linalg.lstsq(components, z, rcond=None)[0]
     np.testing.assert_allclose(one["data"], 1 - stats.chi2.cdf(np.sum((components @ fit) ** 2), 3), rtol=1e-6)
@@ -273,10 +273,10 @@ def test_the_tests_of_ranks_are_exact(rng):
 def test_p_values_are_the_largest_within_the_margin(rng):
     """Each against draws from the end of the margin where it is largest."""
     margin, size = 0.15, 60
-    components = uniformity.components_of({"x": rng.normal(size=(size, 2))})
+    components = components_of({"x": rng.normal(size=(size, 2))})
     ranks = stats.norm.cdf(rng.normal(size=size) * 1.3 + 0.45)
     z = stats.norm.ppf(ranks)
-    found = uniformity.tests(ranks, components, margin)
+    found = uniformity_tests(ranks, components, margin)
     draws = rng.normal(size=(20_000, size))
     ends = {
         "location": np.abs((draws + margin).mean(axis=1)) >= abs(z.mean()),
@@ -297,7 +297,7 @@ def test_p_values_are_combined_by_their_number(exact):
     assert list(exact.tests["theta[0]"]) == ["shape", "location", "scale", "data"]
     values = [p for tests in exact.tests.values() for p in tests.values()]
     assert len(values) == 11 and exact.p_value == min(1.0, 11 * min(values))
-    assert exact.tests["TARP"] == uniformity.tests(exact.tarp, margin=uniformity.MARGIN * np.sqrt(2.0))
+    assert exact.tests["TARP"] == uniformity_tests(exact.tarp, margin=MARGIN * np.sqrt(2.0))
     quiet = MisspecificationTest(0.5, 0.0, np.zeros(999), {"x": 0.5})
     small = dataclasses.replace(quiet, p_value=1e-4)
     assert Check(exact, {"x": small, "y": quiet}).p_value == 4e-4

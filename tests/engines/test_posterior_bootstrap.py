@@ -13,10 +13,10 @@ from numpyro.infer import Predictive
 from scipy.optimize import minimize, minimize_scalar
 
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, monomials
-from numpyro_kme.bootstrap.least_squares import Anchor, Targets
+from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.bootstrap.rounds import loss_scale
 from numpyro_kme.engines._iid import IidModel
-from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap, emit_warnings
+from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD, Loss, NegativeLogLikelihood, Wasserstein
 from numpyro_kme.models.simulator import Simulator
@@ -217,9 +217,9 @@ def test_a_loss_that_needs_derivatives_refuses_a_simulator_without():
 def test_what_falls_short_is_reported(engine):
     found = replace(engine.replicates, settled=False, error=0.4)
     with pytest.warns(UserWarning, match="move them by 0.4 posterior standard deviations"):
-        emit_warnings(found, {})
+        found.emit_warnings({})
     with pytest.warns(UserWarning, match=r"2 of 64 replicates did not converge: \[3, 4\]"):
-        emit_warnings(replace(found, settled=True, converged=~np.isin(np.arange(64), [3, 4])), {})
+        replace(found, settled=True, converged=~np.isin(np.arange(64), [3, 4])).emit_warnings({})
 
 
 def folded(x):
@@ -275,7 +275,7 @@ def test_the_loss_scale_makes_a_squared_distance_a_log_likelihood(rng):
     region = Ellipsoid(np.zeros(2), np.eye(2), 9.0, np.full(2, -np.inf), np.full(2, np.inf))
     basis = monomials(region, 1)
     emulator = Emulator(basis, np.concatenate([np.zeros((1, 2)), np.eye(2)])[None])
-    targets = Targets(0.3 * rng.normal(size=(5000, 2)), False, Anchor(np.zeros((5000, 2)), 0.0))
+    targets = Targets(0.3 * rng.normal(size=(5000, 2)), False, np.zeros((5000, 2)))
     np.testing.assert_allclose(loss_scale(targets, emulator, targets.data[:64]), 2 * 0.09, rtol=5 * np.sqrt(2 / 5000))
 
 

@@ -10,8 +10,7 @@ from scipy.spatial.distance import cdist, pdist
 
 import numpyro_kme as kme
 from numpyro_kme.engines import ReferenceTable
-from numpyro_kme.engines.weighted_posterior import herded
-from numpyro_kme.engines.weighting import warn_of_negative_variances
+from numpyro_kme.engines.weighting import herded, warn_of_negative_variances
 
 KEY = jax.random.key(0)
 NOISE = 0.5

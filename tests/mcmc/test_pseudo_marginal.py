@@ -16,7 +16,7 @@ from numpyro_kme.mcmc.chain_checks import log_estimate_sd
 from numpyro_kme.mcmc.handlers import generalized_bayes
 from numpyro_kme.mcmc.noise import FreshNoise, LatentNoise, simulation_key, simulation_keys
 from numpyro_kme.mcmc.pseudo_marginal import PseudoMarginal
-from numpyro_kme.mcmc.synthetic import SyntheticLikelihood
+from numpyro_kme.mcmc.simulated_densities import SyntheticLikelihood
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 
