@@ -75,11 +75,6 @@ class KernelMeansPosterior:
         """The learnt likelihood at the observation."""
         return self.surrogate.at(self.y)
 
-    @property
-    def closed_form(self) -> bool:
-        """Tell whether moments and embeddings under Gaussian kernels are exact."""
-        return self.likelihood.expansion() is not None and isinstance(self.measure, NormalMixture)
-
     @cached_property
     def _log_normaliser(self) -> SignedLog:
         """Sign and log of the normaliser `int q(y | z) p(dz)`, on the scale of the likelihood.
@@ -123,7 +118,7 @@ class KernelMeansPosterior:
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
         """Posterior embedding `mu(t) = int k(z, t) q(dz | y)` at points `(n, D)`, `(n,)`.
 
-        Exact for Gaussian kernels of any length scale where `closed_form`. Cost: `m n` kernel evaluations.
+        Exact for Gaussian kernels of any length scale where moments are in closed form. Cost: `m n` kernel evaluations.
         """
         terms, t = self.likelihood.expansion(), np.asarray(t, np.float64)
         if terms is None:
@@ -222,21 +217,16 @@ class KernelMeansPosterior:
             ValueError: If the data kernel is not a density in the observation.
         """
         self.surrogate.require_density()
-        signs, log_sizes = zip(*(self._predict(self.surrogate.at(y)) for y in np.asarray(y_new)))
-        return np.array(signs), np.array(log_sizes)
-
-    def _predict(self, likelihood):
-        terms = likelihood.expansion()
-        if terms is not None:
-            return to_signed_log(terms.weights @ self._embedding_at_simulations, terms.log_scale)
-        sign, log_size = signed_logs(likelihood, self._particles.particles)
-        total, sign = scipy.special.logsumexp(log_size, b=sign * self._particles.weights, return_sign=True)
-        return sign, total
-
-    @cached_property
-    def _embedding_at_simulations(self):
-        terms = self.likelihood.expansion()
-        return self.embedding(terms.kernel, terms.points)
+        likelihoods = [self.surrogate.at(y) for y in np.asarray(y_new)]
+        expansions = [terms for likelihood in likelihoods if (terms := likelihood.expansion())]
+        if expansions:  # of the same kernels
+            embedded = self.embedding(expansions[0].kernel, expansions[0].points)
+            values, log_scales = zip(*((terms.weights @ embedded, terms.log_scale) for terms in expansions))
+            return to_signed_log(np.array(values), np.array(log_scales))
+        points, weights = np.asarray(self._particles.particles), self._particles.weights
+        signs, log_sizes = np.array([signed_logs(likelihood, points) for likelihood in likelihoods]).swapaxes(0, 1)
+        logs, signs = scipy.special.logsumexp(log_sizes, 1, b=signs * weights, return_sign=True)
+        return signs, logs
 
 
 def learn_normal(likelihood: LikelihoodAt, start: NormalMixture) -> NormalMixture:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.solves import Array
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 
 
@@ -59,20 +59,16 @@ class StatisticsTransform:
         x = np.asarray(x, dtype=np.float64)
         lowest, highest = x.min(axis=0), x.max(axis=0)
         varies = highest / 2 - lowest / 2 > 1e-13 * np.maximum(np.abs(lowest), np.abs(highest))
-        kept = tuple(int(i) for i in np.flatnonzero(varies))
-        constant = [int(i) for i in np.flatnonzero(~varies)]
+        kept, constant = tuple(np.flatnonzero(varies).tolist()), np.flatnonzero(~varies).tolist()
         checks.require(
             bool(kept),
             f"All {x.shape[1]} statistics are constant over the {x.shape[0]} simulations: they say nothing about the "
             "parameters. Check the simulator, or give other statistics.",
         )
         if constant:
-            sentence = f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out."
-            checks.warn(sentence)
-        columns = x[:, list(kept)]
-        centre = np.median(columns, axis=0)
-        scale = np.array([robust_standard_deviation(column) for column in columns.T])
-        return cls(centre, scale, x[0], kept)
+            checks.warn(f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out.")
+        columns = x[:, varies]
+        return cls(np.median(columns, axis=0), np.apply_along_axis(robust_standard_deviation, 0, columns), x[0], kept)
 
     def lacks(self, y: ArrayLike) -> bool:
         """Tell whether an observation `(n_raw,)` is NaN, not observed, in one of the kept statistics."""
@@ -85,13 +81,14 @@ class StatisticsTransform:
         Raises:
             ValueError: If none of them varies.
         """
-        chosen = [i for i, number in enumerate(self.kept) if seen[number]]
+        kept = np.array(self.kept)
+        chosen = np.flatnonzero(seen[kept])
         checks.require(
-            bool(chosen),
+            len(chosen) > 0,
             f"Of {self.num_raw} statistics {int(np.sum(seen))} are observed, and none of these varies over the "
             "simulations: the observation says nothing about the parameters, and the posterior is the prior.",
         )
-        return np.array(sorted(chosen, key=lambda i: bool(last[self.kept[i]])))
+        return chosen[np.argsort(last[kept[chosen]], kind="stable")]
 
     def some(self, chosen: np.ndarray) -> "StatisticsTransform":
         """Keep some of the kept statistics, by their numbers among these."""
@@ -109,22 +106,21 @@ class StatisticsTransform:
             jnp.shape(x)[-1:] == (self.num_raw,),
             f"`x` must have shape (..., {self.num_raw}), one entry for each statistic; got {jnp.shape(x)}.",
         )
-        checks.sound("x", x[..., np.array(self.kept)])
-        xp: Any = np if isinstance(x, np.ndarray) and checks.is_concrete(self) else jnp
-        return xp.arcsinh(self._scores(x, xp))
+        columns, xp = x[..., np.array(self.kept)], namespace(self, x)
+        checks.sound("x", columns)
+        row = (1,) * (np.ndim(x) - 1) + (len(self.kept),)
+        return xp.arcsinh((columns - xp.reshape(self.centre, row)) / xp.reshape(self.scale, row))
 
     def inverse(self, s: Any) -> Any:
         """Standardised statistics `(..., n)` to the kept raw ones `(..., n)`, in the order of `kept`; by NumPy where
         they are NumPy's."""
-        xp: Any = np if isinstance(s, np.ndarray) and checks.is_concrete(self) else jnp
-        row = (1,) * (xp.ndim(s) - 1) + (len(self.kept),)
+        xp, row = namespace(self, s), (1,) * (np.ndim(s) - 1) + (len(self.kept),)
         return xp.reshape(self.centre, row) + xp.reshape(self.scale, row) * xp.sinh(s)
 
     def log_abs_det_jacobian(self, x: Any) -> Any:
         """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`; by NumPy where they are NumPy's."""
-        xp: Any = np if isinstance(x, np.ndarray) and checks.is_concrete(self) else jnp
-        log_slopes = -log_cosh(xp.arcsinh(self._scores(x, xp)), xp)
-        return xp.sum(log_slopes, axis=-1) - xp.sum(xp.log(xp.asarray(self.scale)))
+        xp = namespace(self, x)
+        return -xp.sum(log_cosh(self.forward(x), xp), axis=-1) - xp.sum(xp.log(self.scale))
 
     def check(self, y: ArrayLike) -> None:
         """Raise unless a concrete observation has the right shape, is finite, and agrees with constant statistics.
@@ -134,22 +130,17 @@ class StatisticsTransform:
         checks.real("y", y)
         y = np.asarray(y, dtype=np.float64)
         checks.shaped("y", y, (self.num_raw,), "entry for each simulated statistic")
-        reference, others = np.asarray(self.reference), sorted(set(range(self.num_raw)) - set(self.kept))
-        missing = np.isnan(y)
+        reference, missing = np.asarray(self.reference), np.isnan(y)
         missing[list(self.kept)] = False
         checks.finite("y", np.where(missing, 0.0, y))
-        for i in (i for i in others if not missing[i]):
-            checks.require(
-                bool(np.isclose(y[i], reference[i], rtol=1e-6, atol=0.0)),
-                f"Statistic {self.label(i)} is {reference[i]} in every simulation but {y[i]} in the observation: the "
-                "simulator cannot produce this observation. Repair the simulator, or leave this statistic out.",
-            )
-
-    def _scores(self, x, xp):
-        x = x if isinstance(x, np.ndarray) else jnp.asarray(x)
-        columns = xp.asarray(x[..., np.array(self.kept)])
-        row = (1,) * (columns.ndim - 1) + (len(self.kept),)
-        return (columns - xp.reshape(self.centre, row)) / xp.reshape(self.scale, row)
+        agrees = missing | np.isclose(y, reference, rtol=1e-6, atol=0.0)
+        agrees[list(self.kept)] = True
+        i = int(np.argmin(agrees))
+        checks.require(
+            bool(agrees.all()),
+            f"Statistic {self.label(i)} is {reference[i]} in every simulation but {y[i]} in the observation: the "
+            "simulator cannot produce this observation. Repair the simulator, or leave this statistic out.",
+        )
 
 
 @register

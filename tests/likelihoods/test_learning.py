@@ -3,11 +3,10 @@ import pytest
 
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
+from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior, learn_normal
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import (
-    COMMON_SD,
-    SEPARATE_SD,
     Hyperparameters,
     Learner,
     TrainingSet,
@@ -104,20 +103,13 @@ def test_learns_and_says_what(fitted):
 def test_the_search_ends_at_a_maximum(simulated, fitted):
     """No small step from the end is better, priors included, nor is the start, where these are 0."""
     data = TrainingSet(simulated[0], fitted.data)
-    logs = np.log(
-        [
-            *fitted.hyper.parameter_kernel.length_scale,
-            *fitted.hyper.data_kernel.length_scale,
-            fitted.hyper.regularisation,
-        ]
-    )
+    logs = np.log(ravel(fitted.hyper))
     start = np.log([1.0, *np.full(2, 0.4 * np.sqrt(2)), 1e-2])
 
     def total(logs):
         values, offset = np.exp(logs), logs - start
         mean = offset[1:3].mean()
-        prior = 0.5 * (offset[0] ** 2 + mean**2 + offset[3] ** 2) / COMMON_SD**2
-        prior += 0.5 * np.sum((offset[1:3] - mean) ** 2) / SEPARATE_SD**2
+        prior = 0.5 * (offset[0] ** 2 + mean**2 + offset[3] ** 2 + np.sum((offset[1:3] - mean) ** 2))
         at = Hyperparameters(Gaussian(values[:1]), Gaussian(values[1:3]), values[3])
         return LeaveOneOut().value_and_gradient(at, data)[0] - prior / 120
 

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 
 from numpyro_kme.embeddings.measures import standard_normal
-from numpyro_kme.kernels import Gaussian
-from numpyro_kme.likelihoods.descent import unravel
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.learning import COMMON_SD, Hyperparameters, Learner, Space, Tied, TrainingSet
+from numpyro_kme.likelihoods.published.learning import Learner, Tied
 from numpyro_kme.likelihoods.published.leave_one_out import MarginalLikelihood
 
 M, DIM, STATISTICS = 80, 2, 3
-TIES = {"AISTATS": Tied(), "preprint": Tied(1e-4, power=0.0), "square root": Tied(2e-3, power=0.5)}
 
 
 @pytest.fixture(scope="module")
@@ -36,32 +33,6 @@ def fit(simulated, **settings):
     z, x, y = simulated
     form = KernelMeans(MarginalLikelihood(), learner=Learner(**settings), standardise=False)
     return form.fit(z, x, measure=standard_normal(DIM), y=y)
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("name", TIES)
-def test_value_and_gradient_on_the_ties(simulated, name):
-    """Two numbers move everything; objective, weak priors and slopes are those of the formulas."""
-    (z, x, y), tied = simulated, TIES[name]
-    learner, step = Learner(tied=tied), 1e-5
-    template = Hyperparameters(Gaussian(np.full(DIM, 1.5)), Gaussian(np.full(STATISTICS, 0.7)), np.array(1e-2))
-    space = Space.around(template, learner)
-    assert space.common.shape == (DIM + STATISTICS + 1, 2)
-    training = TrainingSet(z, x, standard_normal(DIM), y[None])
-
-    def expected(factors):
-        beta, eps = np.array([1.5, 0.7]) * np.exp(factors)
-        return log_marginal(z, x, y, eps, beta, tied.ratio * beta**tied.power)
-
-    for factors in np.array([[0.0, 0.0], [-0.4, 0.3], [0.6, 0.5]]):
-        at = space.start + space.common @ factors
-        value, slope = MarginalLikelihood().value_and_gradient(unravel(np.exp(at), template), training)
-        differences = [(expected(factors + step * e) - expected(factors - step * e)) / (2 * step) for e in np.eye(2)]
-        np.testing.assert_allclose(value, expected(factors), rtol=1e-9)
-        np.testing.assert_allclose(space.common.T @ slope, differences, rtol=1e-5, atol=1e-7)
-        penalty, slope = space.penalty(at)
-        np.testing.assert_allclose(penalty, 0.5 * np.sum(factors**2) / COMMON_SD**2, rtol=1e-12)
-        np.testing.assert_allclose(space.common.T @ slope, factors / COMMON_SD**2, rtol=1e-12)
 
 
 def test_the_optimum_beats_a_grid(simulated):

@@ -21,10 +21,6 @@ PARAMETER_BOUNDS = 0.05, 100.0
 """Bounds of `beta`, in coordinates (about standard normal under the prior): away from 0, so that the maximum cannot be
 a spike."""
 
-COMMON_SD, SEPARATE_SD = 1.5, 1.0
-"""Standard deviations of the normal priors on the mean of the log length scales of one kernel, and of each about that
-mean: how much evidence it takes to treat dimensions differently."""
-
 
 @register
 class Hyperparameters:
@@ -197,7 +193,8 @@ class Space(NamedTuple):
         return cls(start, lower, upper, groups, common)
 
     def penalty(self, at: np.ndarray) -> tuple[float, np.ndarray]:
-        """Minus log priors, normal on the mean of the logarithms of each group and on the differences from it."""
+        """Minus log priors: standard normal on the mean of the logarithms of each group, and on the differences from
+        it, which is how much evidence it takes to treat dimensions differently."""
         penalty, slope = 0.0, np.zeros_like(at)
         offset = at - self.start
         for group in range(self.common.shape[1]):
@@ -206,8 +203,8 @@ class Space(NamedTuple):
                 continue
             mean = offset[rows].mean()
             apart = offset[rows] - mean
-            penalty += 0.5 * (mean / COMMON_SD) ** 2 + 0.5 * np.sum(apart**2) / SEPARATE_SD**2
-            slope[rows] += mean / COMMON_SD**2 / rows.sum() + apart / SEPARATE_SD**2
+            penalty += 0.5 * (mean**2 + np.sum(apart**2))
+            slope[rows] += mean / rows.sum() + apart
         return penalty, slope
 
     def at_bounds(self, at: np.ndarray) -> str:

@@ -29,10 +29,8 @@ from numpyro_kme.likelihoods.published.learning import Hyperparameters, Learning
 from numpyro_kme.likelihoods.published.solves import factorised, inverted, regularised
 
 FLOOR = 0.02
-"""Weight of the prior in the mixture that bounds the loss of one simulation."""
-
-SOFTNESS = 0.02
-"""Ratios below this fraction of the mean count as zero, smoothly, so that gradients pull negative predictions up."""
+"""Weight of the prior in the mixture that bounds the loss of one simulation, and the fraction of the mean below which
+ratios count as zero, smoothly, so that gradients pull negative predictions up."""
 
 MOST_HELD_OUT = 2000
 """Largest number of simulations whose held-out quantities go into a summary."""
@@ -107,12 +105,12 @@ def posterior_scores(ratios: np.ndarray, floor: float) -> tuple[np.ndarray, np.n
     about `log m`.
     """
     means, every = np.mean(np.maximum(ratios, 0.0), axis=0), np.arange(len(ratios))
-    bounded = np.maximum(means, SOFTNESS)
+    bounded = np.maximum(means, floor)
     own = ratios[every, every] / bounded
-    part = positive_part(own, SOFTNESS, np)
+    part = positive_part(own, floor, np)
     density = (1.0 - floor) * part + floor
-    by_own = (1.0 - floor) * part / density / np.hypot(own, SOFTNESS) / len(own)
-    by_ratios = (ratios > 0.0) * np.where(means > SOFTNESS, -by_own * own / bounded, 0.0) / len(own)
+    by_own = (1.0 - floor) * part / density / np.hypot(own, floor) / len(own)
+    by_ratios = (ratios > 0.0) * np.where(means > floor, -by_own * own / bounded, 0.0) / len(own)
     by_ratios[every, every] += by_own / bounded
     return np.log(density), by_ratios
 
@@ -196,7 +194,8 @@ class LeaveOneOut(LearningObjective):
     statistic that says nothing about the parameters gets a wide `eps`.
 
     Args:
-        floor: `w`, the weight of the prior in a defensive mixture, which bounds the loss of a single simulation.
+        floor: `w`, the weight of the prior in a defensive mixture, which bounds the loss of a single simulation, and
+            where the smooth positive part levels off.
     Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
     """
 

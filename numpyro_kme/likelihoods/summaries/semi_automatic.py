@@ -23,8 +23,8 @@ from numpyro_kme.likelihoods.summaries.features import features as generic_featu
 KERNEL = Sum((Gaussian(1.0), Polynomial(1)))
 """Compares features whose mean squared distance is 2."""
 
-UPDATES, DERIVATIVES, LEAST = 2, 400, 1e-6
-"""Turns in which weights are learnt; simulations at which derivatives are taken; least weight, in all, of features."""
+UPDATES, DERIVATIVES = 2, 400
+"""Turns in which weights are learnt; simulations at which derivatives are taken."""
 
 SIGNIFICANT = 3.0
 """A posterior mean is predicted if squared errors held out fall by more than this many of their standard errors."""
@@ -43,7 +43,8 @@ class FeatureReader:
         log_scale: Where outputs are never negative, `c` of the logarithms `log(1 + x / c)`, of which features are taken
             too; else NaN.
         transform: What of a feature varies, centred, scaled and with shortened tails.
-        mean, scale: Of what is transformed, `(p,)`.
+        mean: That of what is transformed, `(p,)`.
+        factors: Weights over its standard deviation, `(p,)`.
         event_shape: Shape of an output (static).
         features: Features of outputs `(m, *event)`, `(m, p)` (static).
     """
@@ -51,7 +52,7 @@ class FeatureReader:
     log_scale: ArrayLike
     transform: StatisticsTransform
     mean: ArrayLike
-    scale: ArrayLike
+    factors: ArrayLike
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
     features: Callable[[np.ndarray], np.ndarray] | None = field(default=None, metadata=dict(static=True))
 
@@ -69,14 +70,13 @@ class FeatureReader:
         weights, targets = np.full(len(sd), 1.0 / len(sd)), np.concatenate([z, np.square(z)], axis=1)
         for _ in range(UPDATES):
             weights = relevance((standard - mean) / sd, weights, targets)
-        scale = sd / np.sqrt(weights + LEAST / len(sd))
-        return cls(np.asarray(log_scale), transform, mean, scale, x.shape[1:], features)
+        return cls(np.asarray(log_scale), transform, mean, np.sqrt(weights) / sd, x.shape[1:], features)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """Weighted features `(n, p)` of outputs `(n, n_raw)`."""
         x = rows.reshape(-1, *self.event_shape)
         table = _table(self.features, float(np.asarray(self.log_scale)), x)
-        return (self.transform.forward(table) - self.mean) / self.scale
+        return (self.transform.forward(table) - self.mean) * self.factors
 
 
 def relevance(a: np.ndarray, weights: np.ndarray, targets: np.ndarray) -> np.ndarray:
