@@ -41,8 +41,8 @@ plots        numpy scipy matplotlib
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 ROW = {name: number for number, (name, *_) in enumerate(ROWS)}
 OUTSIDE = {name: set(outside) for name, *outside in ROWS}
-DISTRIBUTIONS = {"likelihoods.distribution", "likelihoods.fit"}
-"""The modules of `likelihoods` that know NumPyro and its models; the others are mathematics."""
+DISTRIBUTIONS = {"likelihoods.distribution"}
+"""The module of `likelihoods` that knows NumPyro and its models; the others are mathematics."""
 COMMON = ["base", "learnt_", "posterior", "reference_table", "rounds", "weight", "_"]
 SHARED = tuple(f"engines.{name}" for name in COMMON)
 """What engines share: none imports another."""

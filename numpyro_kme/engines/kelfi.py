@@ -20,13 +20,11 @@ from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import FittedLikelihood
-from numpyro_kme.likelihoods.fit import fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
+from numpyro_kme.likelihoods.learnt_statistics import FEWEST, OfStatistics, SelectedStatistics, Statistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.summaries.base import FEWEST, OfStatistics, Statistics
-from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
 from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem, SimulatorSite

@@ -19,12 +19,11 @@ from numpyro_kme.engines.learnt_model import PARTICLES, Drawn, LearntModel, in_c
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, observation, plain
 from numpyro_kme.engines.posterior import groups, sites_at
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import FittedLikelihood
-from numpyro_kme.likelihoods.fit import fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.learnt_statistics import StatisticsSurrogate
 from numpyro_kme.likelihoods.posterior import learn_normal
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
-from numpyro_kme.likelihoods.summaries.base import StatisticsSurrogate
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import effective_size, systematic

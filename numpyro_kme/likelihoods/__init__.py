@@ -1,18 +1,16 @@
 """Learnt likelihoods: as values, as NumPyro distributions, and the posterior in their coordinates."""
 
 from numpyro_kme.likelihoods.base import Form, KernelExpansion, LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
-from numpyro_kme.likelihoods.fit import fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
+from numpyro_kme.likelihoods.learnt_statistics import OfStatistics, SelectedStatistics
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Learner, Tied
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, MarginalLikelihood
 from numpyro_kme.likelihoods.published.solves import DenseSolve, LowRankSolve
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.summaries.base import OfStatistics
-from numpyro_kme.likelihoods.summaries.selection import SelectedStatistics
-from numpyro_kme.likelihoods.summaries.semi_automatic import SemiAutomaticStatistics
+from numpyro_kme.likelihoods.semi_automatic import SemiAutomaticStatistics
 
 __all__ = ["FittedLikelihood", "KernelMeansLikelihood", "KernelMeansPosterior", "fit_likelihood"]
 __all__ += ["KernelMeans", "KernelStatistics", "OfStatistics", "ResidualKernelMeans"]  # forms

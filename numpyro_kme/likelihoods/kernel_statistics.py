@@ -19,8 +19,8 @@ from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.kernels.length_scales import KernelRule
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.learnt_statistics import LearntStatistics, StatisticsSurrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.summaries.base import LearntStatistics, StatisticsSurrogate
 
 
 @frozen

@@ -7,9 +7,8 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.predictive import names_of_numbers
+from numpyro_kme.likelihoods.learnt_statistics import StatisticsSurrogate, cosines_of_ranks, orthonormal
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
-from numpyro_kme.likelihoods.summaries.base import StatisticsSurrogate
-from numpyro_kme.likelihoods.summaries.selection import cosines_of_ranks, orthonormal
 from numpyro_kme.plots._style import COLOURS, DARK, WIDTH, Learnt, Names, labelled, learnt_posterior, legend, panels
 
 MOST = 12

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from numpyro_kme.embeddings.measures import standard_normal
-from numpyro_kme.likelihoods.fit import fit_likelihood
+from numpyro_kme.likelihoods.distribution import fit_likelihood
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from numpyro_kme import ResidualKernelMeans, fit_likelihood
 from numpyro_kme.likelihoods import OfStatistics, SelectedStatistics, SemiAutomaticStatistics
-from numpyro_kme.likelihoods.summaries.features import features
+from numpyro_kme.likelihoods.semi_automatic import generic_features
 
 
 def rows(x):
@@ -119,9 +119,9 @@ def test_statistics_that_are_kept_may_be_missing(distracted):
 def test_features_are_finite_whatever_the_shape(shape):
     x = np.random.default_rng(8).gamma(1.0, size=(20, *shape))
     x[0], x[1] = 2.0, 0.0
-    found = features(x)
+    found = generic_features(x)
     assert np.isfinite(found).all() and found.shape[0] == 20
-    np.testing.assert_allclose(features(x[3:4])[0], found[3])  # of each output by itself
+    np.testing.assert_allclose(generic_features(x[3:4])[0], found[3])  # of each output by itself
 
 
 def test_features_of_ones_own(linear):

@@ -20,9 +20,8 @@ from numpyro_kme.engines import KELFI
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.extrapolation import Region
-from numpyro_kme.likelihoods.fit import fit_likelihood
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Hyperparameters
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
