@@ -43,7 +43,7 @@ class FromCallable(OfArrays, Kernel):
     def pair(self, a, b):
         """Value of the callable for one pair of points."""
         if self.host:
-            return self._in_python([(0, 0)], (), *jax.tree.map(_as_batch, (a, b)))
+            return self._in_python([(0, 0)], *jax.tree.map(_as_batch, (a, b)))[0]
         value = jnp.asarray(self._call(a, b))
         checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
         return value
@@ -64,25 +64,22 @@ class FromCallable(OfArrays, Kernel):
             return super().gram(x, y)
         y = x if y is None else y
         shape = num_points(x), num_points(y)
-        return self._in_python(list(np.ndindex(shape)), shape, x, y)
+        return self._in_python(list(np.ndindex(shape)), x, y).reshape(shape)
 
     def diagonal(self, x):
         """Values of the callable for each point and itself."""
-        if not self.host:
-            return super().diagonal(x)
-        n = num_points(x)
-        return self._in_python([(i, i) for i in range(n)], (n,), x, x)
+        return self._in_python([(i, i) for i in range(num_points(x))], x, x) if self.host else super().diagonal(x)
 
-    def _in_python(self, pairs, shape, x, y):
-        """Values for pairs `(i, j)` of points, in an array of a shape; NumPy float64 unless points are traced."""
+    def _in_python(self, pairs, x, y):
+        """Values for pairs `(i, j)` of points, one after another; NumPy float64 unless points are traced."""
         traced = not checks.is_concrete((x, y))
         dtype = jnp.result_type(float) if traced else np.float64
 
         def loop(x, y):
             x, y = jax.tree.map(np.asarray, (x, y))
-            return np.array([self._call(take(x, i), take(y, j)) for i, j in pairs], dtype).reshape(shape)
+            return np.array([self._call(take(x, i), take(y, j)) for i, j in pairs], dtype)
 
-        return host.call_back(loop, shape, dtype, x, y, vmap_method="sequential") if traced else loop(x, y)
+        return host.call_back(loop, (len(pairs),), dtype, x, y, vmap_method="sequential") if traced else loop(x, y)
 
     def log_gram(self, x, y=None):
         """Matrix of logarithms of the callable's values."""
