@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import full_precision
-from numpyro_kme.kernels.base import Kernel, check_fields, namespace, register
+from numpyro_kme.kernels.base import Batched, Kernel, check_fields, namespace, register
 from numpyro_kme.kernels.data_sets import filled_up, may_end
 from numpyro_kme.kernels.gram import squared_distances
 from numpyro_kme.kernels.length_scales import RuleOfDistances, median_of_pairs
@@ -21,7 +21,7 @@ from numpyro_kme.kernels.stationary import Stationary
 
 
 @register
-class GaussianProcessPath(Kernel):
+class GaussianProcessPath(Batched):
     r"""Density of one path given another, `k((t, y), (s, x)) = N(y | A x, H_tt + eps^2 I - A H_st)`.
 
     `A = H_ts (H_ss + eps^2 I)^-1`: the values `x` seen at places `s` are interpolated by a Gaussian process with
@@ -63,19 +63,18 @@ class GaussianProcessPath(Kernel):
         shared = len(x) > 1 and bool((places == places[:1]).all())
         return (places[0] if shared else places), values
 
-    def log_pair(self, a, b):
-        """Logarithm of the density of the path `a` given the path `b`."""
-        return self._checked(_log_density(self, a, b))
-
     def log_gram(self, x, y=None):
         """Matrix of log densities of the paths `x` given the paths `y`; what is shared is factorised once."""
         x, y = _batch("x", x), _batch("y", x if y is None else y)
         across = jax.vmap(_log_density, (None, None, _axes(y)))
-        return self._checked(jax.vmap(across, (None, _axes(x), None))(self, x, y))
-
-    def gram(self, x, y=None):
-        """Matrix of densities."""
-        return jnp.exp(self.log_gram(x, y))
+        found = jax.vmap(across, (None, _axes(x), None))(self, x, y)
+        checks.require(
+            not checks.is_concrete(found) or bool(jnp.all(jnp.isfinite(found))),
+            f"A covariance of GaussianProcessPath with noise {self.noise} is not positive definite to working "
+            "precision, or a path is not finite. Raise `noise`, or remove repeated places.",
+            FloatingPointError,
+        )
+        return found
 
     def diagonal(self, x):
         """Density of each path given itself."""
@@ -85,16 +84,6 @@ class GaussianProcessPath(Kernel):
     def log_integral(self, dim):
         """0: the kernel is a density in the values of its first argument."""
         return jnp.zeros(())
-
-    def _checked(self, result):
-        if checks.is_concrete(result):
-            checks.require(
-                bool(jnp.all(jnp.isfinite(result))),
-                f"A covariance of GaussianProcessPath with noise {self.noise} is not positive definite to "
-                "working precision, or a path is not finite. Raise `noise`, or remove repeated places.",
-                FloatingPointError,
-            )
-        return result
 
 
 @jax.jit
