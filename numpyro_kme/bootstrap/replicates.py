@@ -26,10 +26,8 @@ STALLED = 3
 """Steps without progress after which it ends; a line search may fail once or twice in float32 and go on."""
 SHORT = 1e-4
 """A step that is shorter, in standard deviations of the prior, is no progress."""
-FOLLOWED, KEPT = 16, 3
-"""Prior draws that are followed on the full data; distinct minima of these that replicates start from."""
-SAME = 0.1
-"""Minima of the full data nearer than this, in standard deviations of the prior, are one."""
+FOLLOWED = 16
+"""Prior draws that are followed on the full data; a replicate starts from the minimum that is best for its own."""
 CHECKED = 16
 """Replicates that are minimised again with other noise."""
 SMALL = 0.05
@@ -186,7 +184,7 @@ def minimised_bootstrap(
     starts: np.ndarray,
     num_samples: int,
 ) -> Replicates:
-    """Minimise a loss for every reweighting, from the minima of the full data.
+    """Minimise a loss for every reweighting, each from the best of the minima of the full data.
 
     Args:
         rng_key: The only source of randomness.
@@ -228,12 +226,11 @@ def minimised_bootstrap(
     )
     followed = starts[np.argsort(np.where(np.isfinite(found), found, np.inf))[:FOLLOWED]]
     u, loss_there, _ = rows(minimise, followed, full.rows(first[: len(followed)]), keys[first[: len(followed)]])
-    kept = _distinct(u, loss_there, scale)[:KEPT]
     ids = 1 + np.arange(num_samples)
-    tried = [rows(minimise, np.repeat(u[[k]], num_samples, 0), drawn, keys[ids]) for k in kept]
-    best = np.nanargmin([one[1] for one in tried], axis=0)
-    own, reached, gradient = (np.stack(part)[best, np.arange(num_samples)] for part in zip(*tried))
-    minimum, sd = u[kept[0]], own.std(axis=0) + 1e-300
+    at_each = [rows(values, np.repeat(place[None], num_samples, 0), drawn, keys[ids]) for place in u]
+    own, reached, gradient = rows(minimise, u[np.nanargmin(at_each, axis=0)], drawn, keys[ids])
+    lowest = np.nanargmin(loss_there)
+    minimum, sd = u[lowest], own.std(axis=0) + 1e-300
     one = jax.tree.map(lambda leaf: leaf[0], (full.weights, full.extra))
     hessian = np.asarray(jitted(jax.hessian(value))(jnp.asarray(minimum), *one, keys[0]), np.float64)
     remaining = np.abs(gradient @ np.linalg.pinv(hessian) / sd).max(axis=1)
@@ -246,7 +243,7 @@ def minimised_bootstrap(
         loss=reached,
         converged=remaining <= SMALL,
         minimum=minimum,
-        minimum_loss=float(loss_there[kept[0]]),
+        minimum_loss=float(loss_there[lowest]),
         hessian=hessian,
         reweightings=drawn,
         error=float(moved.max()),
@@ -275,12 +272,3 @@ def _minimise(function: Callable, start: jax.Array, scale: np.ndarray):
     u = jnp.asarray(start, jnp.result_type(float))
     found = jax.lax.while_loop(going, step, (u, solver.init(u), 0, jnp.asarray(jnp.inf, u.dtype), 0))[0]
     return found, *jax.value_and_grad(function)(found)
-
-
-def _distinct(u: np.ndarray, values: np.ndarray, scale: np.ndarray) -> list[int]:
-    """Numbers of minima that are apart from every better one, best first."""
-    chosen: list[int] = []
-    for i in np.argsort(values):
-        if np.isfinite(values[i]) and all(np.abs((u[i] - u[j]) / scale).max() > SAME for j in chosen):
-            chosen.append(int(i))
-    return chosen
