@@ -380,8 +380,6 @@ def test_bad_settings_are_named():
         ValueError, match=r'`centering` must be a distribution, a sampler or "prior predictive"; got \'x\''
     ):
         PosteriorBootstrap(model, concentration=1.0, centering="x")
-    with pytest.raises(ValueError, match="`centering` must be given when `concentration` is positive"):
-        PosteriorBootstrap(model, concentration=1.0)
     with pytest.raises(ValueError, match="needs a Simulator site"):
         PosteriorBootstrap(density, concentration=1.0, centering="prior predictive").run(jax.random.key(0), X)
     with pytest.raises(RuntimeError, match="should be called first"):
