@@ -17,7 +17,7 @@ from scipy.special import expit, logit
 
 from numpyro_kme.kernels.gram import squared_distances_on_host
 from numpyro_kme.likelihoods.base import positive_part
-from numpyro_kme.likelihoods.residual.functions import log_gaussians
+from numpyro_kme.likelihoods.residual.ridge import log_gaussians
 
 DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""

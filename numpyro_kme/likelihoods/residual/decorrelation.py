@@ -24,8 +24,8 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import solves
 from numpyro_kme._core.solves import in_parallel
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
 from numpyro_kme.likelihoods.residual.location_scale import Location, explained, fit_statistics, winsorised_rms
+from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
 CLIP = 5.0

@@ -11,8 +11,7 @@ from numpyro_kme._core.solves import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.likelihoods.descent import descend_all, ravel
-from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
-from numpyro_kme.likelihoods.residual.ridge import Ridge
+from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
 from numpyro_kme.likelihoods.statistics import log_cosh
 

@@ -17,12 +17,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import special
 
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.kernels.low_rank import blocked
-from numpyro_kme.likelihoods.residual.ridge import Ridge, inverse_root, noise_root
+from numpyro_kme.likelihoods.residual.ridge import Ridge, features, inverse_root, noise_root
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
@@ -44,12 +43,6 @@ RIDGE = 1e-8
 
 LEFT_OUT, SHORTER, FEWEST = 0.01, 1.5, 10
 """While hyperparameters are learnt, inducing points are left out that matter less; see `Smoothness.enough`."""
-
-
-def features(z: Any, xp: Any = np) -> Any:
-    """`(..., D)` to `(..., 2 D)`: normal and uniform versions of each coordinate, each of variance 1."""
-    erf = special.erf if xp is np else jax.lax.erf
-    return xp.concatenate([z, np.sqrt(3.0) * erf(z / np.sqrt(2.0))], axis=-1)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from numpyro_kme._core.solves import Array, in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
-from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness, features
+from numpyro_kme.likelihoods.residual.ridge import features
+from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 from numpyro_kme.likelihoods.statistics import log_cosh
 
 FEWEST = 20

@@ -17,9 +17,8 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
-from numpyro_kme.likelihoods.residual.density import ResidualDensity
-from numpyro_kme.likelihoods.residual.evaluation import ResidualAt
-from numpyro_kme.likelihoods.residual.functions import RidgeFunctions
+from numpyro_kme.likelihoods.residual.density import ResidualAt, ResidualDensity
+from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions
 from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
