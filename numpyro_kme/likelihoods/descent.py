@@ -1,6 +1,6 @@
 """Minimising functions of a small pytree: BFGS in a box, from curvatures that are known about."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from math import prod
 from typing import Any, TypeVar
 
@@ -10,6 +10,8 @@ import numpy as np
 ENOUGH = 0.2
 """Decrease of the value, in nats, below which the search ends, and of what the next step promises."""
 
+SHORTEST = 0.01
+"""Fraction of a step below which a search begins anew, from the first curvatures."""
 
 Tree = TypeVar("Tree")
 
@@ -24,6 +26,8 @@ def descend_all(
 ) -> tuple[Tree, np.ndarray]:
     """Minimise `k` functions, each over its own variables, with one call for the next point of all of them.
 
+    BFGS with backtracking in a box; variables at a bound that would leave it stay.
+
     Args:
         value_and_gradient: Values `(a,)` of the functions with numbers `rows` `(a,)` at points, and the gradients;
             leaves of both trees have a leading axis `a`.
@@ -36,77 +40,37 @@ def descend_all(
         Minima, with the leading axis, and the last inverse Hessians.
     """
     lower, upper = (ravel(jax.tree.map(lambda a, b: np.broadcast_to(a, np.shape(b)), end, starts), 1) for end in bounds)
-    begun = np.clip(ravel(starts, 1), lower, upper)
-    starting = zip(begun, lower, upper, inverses, strict=True)
-    searches = [minimise(x, low, high, steps, inverse, enough) for x, low, high, inverse in starting]
-    asked, found = {i: next(search) for i, search in enumerate(searches)}, dict[int, tuple[np.ndarray, np.ndarray]]()
-    while asked:
-        rows = np.array(list(asked))
-        values, gradients = value_and_gradient(unravel(np.stack(list(asked.values())), starts, 1), rows)
-        for i, value, slope in zip(rows, np.asarray(values, np.float64), ravel(gradients, 1), strict=True):
-            try:
-                asked[i] = searches[i].send((value, slope))
-            except StopIteration as end:
-                found[i] = end.value
-                del asked[i]
-    x, inverses = (np.stack(parts) for parts in zip(*(found[i] for i in range(len(begun)))))
-    return unravel(x, starts, 1), inverses
 
+    def evaluated(x, rows):
+        """Values and gradients; infinite, and level, where there is no value."""
+        values, gradients = value_and_gradient(unravel(x, starts, 1), rows)
+        values, slopes = np.asarray(values, np.float64), ravel(gradients, 1)
+        sound = np.isfinite(values) & np.isfinite(slopes).all(axis=1)
+        return np.where(sound, values, np.inf), np.where(sound[:, None], slopes, 0.0)
 
-def minimise(
-    x: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int, inverse: np.ndarray, enough: float
-) -> Generator[np.ndarray, tuple[float, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Minimise a function in a box by BFGS with backtracking; variables at a bound that would leave the box stay.
-
-    A generator: it yields points `(p,)`, is sent values and gradients there, and returns the last point and inverse
-    Hessian.
-
-    Args:
-        x: Where to begin, inside the box.
-        lower, upper: The box.
-        steps: Number of iterations.
-        inverse: First inverse Hessian, `(p, p)`; after a failure its diagonal.
-        enough: See `ENOUGH`.
-    """
-    plain = np.diag(np.diagonal(inverse))
-    value, slope = _sound(*(yield x))
-    for _ in range(steps):
+    x, inverses, plain = np.clip(ravel(starts, 1), lower, upper), np.array(inverses), np.array(inverses)
+    plain *= np.eye(x.shape[1])
+    (value, slope), fraction, left = evaluated(x, np.arange(len(x))), np.ones(len(x)), np.full(len(x), steps)
+    while True:
         free = ((x > lower) | (slope < 0.0)) & ((x < upper) | (slope > 0.0))
-        move = -np.where(free, inverse @ np.where(free, slope, 0.0), 0.0)
-        if -0.5 * (slope @ move) < enough:
-            break
+        move = -np.where(free, np.einsum("kij,kj->ki", inverses, np.where(free, slope, 0.0)), 0.0)
+        rows = np.flatnonzero((left > 0) & (-0.5 * np.sum(slope * move, axis=1) >= enough))
+        if not len(rows):
+            return unravel(x, starts, 1), inverses
         # longest step along any variable: one of logarithms by more leaves what its slope says anything about
-        move *= 1.0 / max(1.0, np.max(np.abs(move)))
-        found = yield from _backtrack(x, value, slope, move, lower, upper)
-        if found is None:
-            if inverse is plain:
-                break
-            inverse = plain
-            continue
-        there, new, turned = found
-        inverse = _updated(inverse, there - x, turned - slope)
-        decrease, x, value, slope = value - new, there, new, turned
-        if decrease < enough:
-            break
-    return x, inverse
-
-
-def _backtrack(x, value, slope, move, lower, upper):
-    """Point, value and gradient of the first sufficient decrease along `move`, or None."""
-    fraction = 1.0
-    for _ in range(8):
-        there = np.clip(x + fraction * move, lower, upper)
-        new, turned = _sound(*(yield there))
-        promised = slope @ (there - x)
-        if new <= value + 1e-4 * promised:
-            return there, new, turned
-        fraction *= np.clip(-0.5 * promised / (new - value - promised), 0.1, 0.5)
-    return None
-
-
-def _sound(value, slope):
-    """Infinite, and level, where there is no value."""
-    return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (np.inf, np.zeros_like(slope))
+        move *= (fraction / np.maximum(1.0, np.max(np.abs(move), axis=1)))[:, None]
+        there = np.clip(x + move, lower, upper)[rows]
+        for i, at, new, turned in zip(rows, there, *evaluated(there, rows), strict=True):
+            promised = slope[i] @ (at - x[i])
+            if new <= value[i] + 1e-4 * promised:
+                inverses[i] = _updated(inverses[i], at - x[i], turned - slope[i])
+                left[i] = left[i] - 1 if value[i] - new >= enough else 0
+                x[i], value[i], slope[i], fraction[i] = at, new, turned, 1.0
+            elif fraction[i] > SHORTEST:
+                fraction[i] *= np.clip(-0.5 * promised / (new - value[i] - promised), 0.1, 0.5)
+            else:  # begin anew from what was known about curvatures, once
+                left[i] = left[i] - 1 if np.any(inverses[i] != plain[i]) else 0
+                inverses[i], fraction[i] = plain[i], 1.0
 
 
 def _updated(inverse, step, turned):
