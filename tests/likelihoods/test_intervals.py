@@ -83,12 +83,15 @@ def test_by_jax_and_for_each_element_of_a_plate(fitted):
     total = jax.jit(
         jax.value_and_grad(lambda theta: jnp.sum(fitted(theta).observing(rows, bounds=ends).log_prob(rows)))
     )
-    theta, step = jnp.array([0.2, -0.1]), 1e-2
-    z = fitted.coordinates.table(np.asarray(theta)[None])
-    value, slope = total(theta)
-    np.testing.assert_allclose(value, prepare(fitted, rows, bounds=ends).log_densities(z).sum(), rtol=1e-3)
-    above, below = (total(theta + jnp.array([move, 0.0]))[0] for move in (step, -step))
-    np.testing.assert_allclose(slope[0], (above - below) / (2 * step), rtol=0.02)
+    theta, step = np.array([0.2, -0.1]), 1e-3
+
+    def by_numpy(move):
+        z = fitted.coordinates.table(theta[None] + [move, 0.0])
+        return prepare(fitted, rows, bounds=ends).log_densities(z).sum()
+
+    value, slope = total(jnp.asarray(theta))
+    np.testing.assert_allclose(value, by_numpy(0.0), rtol=1e-3)
+    np.testing.assert_allclose(slope[0], (by_numpy(step) - by_numpy(-step)) / (2 * step), rtol=0.005)
 
 
 def test_far_intervals_are_improbable_and_finite(fitted):

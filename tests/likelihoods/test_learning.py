@@ -6,12 +6,7 @@ from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior, learn_normal
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.published.learning import (
-    Hyperparameters,
-    Learner,
-    TrainingSet,
-    learn,
-)
+from numpyro_kme.likelihoods.published.learning import COMMON_SD, Hyperparameters, Learner, TrainingSet, learn
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, MarginalLikelihood
 
 M = 30
@@ -109,7 +104,8 @@ def test_the_search_ends_at_a_maximum(simulated, fitted):
     def total(logs):
         values, offset = np.exp(logs), logs - start
         mean = offset[1:3].mean()
-        prior = 0.5 * (offset[0] ** 2 + mean**2 + offset[3] ** 2 + np.sum((offset[1:3] - mean) ** 2))
+        common = np.sum(np.square([offset[0], mean, offset[3]])) / COMMON_SD**2
+        prior = 0.5 * (common + np.sum((offset[1:3] - mean) ** 2))
         at = Hyperparameters(Gaussian(values[:1]), Gaussian(values[1:3]), values[3])
         return LeaveOneOut().value_and_gradient(at, data)[0] - prior / 120
 

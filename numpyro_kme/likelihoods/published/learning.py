@@ -21,6 +21,10 @@ PARAMETER_BOUNDS = 0.05, 100.0
 """Bounds of `beta`, in coordinates (about standard normal under the prior): away from 0, so that the maximum cannot be
 a spike."""
 
+COMMON_SD = 1.5
+"""Standard deviation of the normal prior on the mean of the logarithms of each group: at 1, the maximum of 150
+simulations moves by more than .002 nats each."""
+
 
 @register
 class Hyperparameters:
@@ -193,8 +197,8 @@ class Space(NamedTuple):
         return cls(start, lower, upper, groups, common)
 
     def penalty(self, at: np.ndarray) -> tuple[float, np.ndarray]:
-        """Minus log priors: standard normal on the mean of the logarithms of each group, and on the differences from
-        it, which is how much evidence it takes to treat dimensions differently."""
+        """Minus log priors: normal on the mean of the logarithms of each group, and standard normal on the differences
+        from it, which is how much evidence it takes to treat dimensions differently."""
         penalty, slope = 0.0, np.zeros_like(at)
         offset = at - self.start
         for group in range(self.common.shape[1]):
@@ -203,8 +207,8 @@ class Space(NamedTuple):
                 continue
             mean = offset[rows].mean()
             apart = offset[rows] - mean
-            penalty += 0.5 * (mean**2 + np.sum(apart**2))
-            slope[rows] += mean / rows.sum() + apart
+            penalty += 0.5 * ((mean / COMMON_SD) ** 2 + np.sum(apart**2))
+            slope[rows] += mean / COMMON_SD**2 / rows.sum() + apart
         return penalty, slope
 
     def at_bounds(self, at: np.ndarray) -> str:
