@@ -17,7 +17,7 @@ import pytest
 
 import numpyro_kme as kme
 from numpyro_kme import kernels
-from numpyro_kme._core import checks, host, solves
+from numpyro_kme._core import checks, host
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme.embeddings.mmd import Quadratic
 from numpyro_kme.kernels.low_rank import LowRank
@@ -134,7 +134,7 @@ class TestGateway:
             return [lib.num_threads for lib in ThreadpoolController().select(user_api="blas").lib_controllers]
 
         before = threads()
-        limit = solves.one_blas_thread
+        limit = host.one_blas_thread
         with ThreadPoolExecutor(1) as pool:
             limit.__enter__()
             pool.submit(limit.__enter__).result()

@@ -22,7 +22,7 @@ from numpyro_kme.kernels.base import register
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 
 TABLE = """
-_core        jax numpy numpyro arviz xarray threadpoolctl tqdm
+_core        jax numpy numpyro arviz xarray scipy threadpoolctl tqdm
 kernels      jax numpy scipy
 embeddings   jax numpy scipy
 models       jax numpy scipy numpyro

@@ -1,93 +1,16 @@
-"""Ridge regression by NumPy, and the threads that long work of NumPy takes; none of a user's model runs in them."""
+"""Linear algebra by NumPy: pivoted Cholesky factors, ridge regression, robust scales."""
 
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from threading import Lock
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from threadpoolctl import threadpool_limits
+from scipy.linalg.lapack import dpstrf
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.host import numpy_function
 
 Array = jax.Array | np.ndarray
 """An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
-
-
-class _OneBlasThread:
-    """Let NumPy's and SciPy's BLAS use one thread inside this block, by threadpoolctl, which serves nothing else.
-
-    For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads
-    of OpenBLAS wait for each other by spinning, and several take longer than one. The limit holds for the whole
-    process, from the first block that is entered, in any thread, until the last is left. A thread of its own sets and
-    lifts it, because no thread can change a limit that another has set (threadpoolctl 3.8), and no error tells.
-    """
-
-    def __init__(self):
-        self._lock, self._entered = Lock(), 0
-
-    def __enter__(self):
-        with self._lock:
-            if self._entered == 0:
-                self._keeper, self._limit = ThreadPoolExecutor(1), ExitStack()
-                limit = self._keeper.submit(threadpool_limits, limits=1, user_api="blas").result()
-                self._keeper.submit(self._limit.enter_context, limit).result()
-            self._entered += 1
-
-    def __exit__(self, *_):
-        with self._lock:
-            self._entered -= 1
-            if self._entered == 0:
-                self._keeper.submit(self._limit.close).result()
-                self._keeper.shutdown()
-
-
-one_blas_thread = _OneBlasThread()
-
-LONG = 0.2
-"""Seconds of one item from which threads pay: shorter ones are small matrices, for which threads take turns at Python
-(ten statistics of 1,000 simulations: 1.9 s with two threads, 1.6 s without; forty of 4,000: 45 s and 59 s)."""
-
-
-def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
-    """`[function(item) for item in items]` on the host, by a thread for each processor where one item takes `LONG`.
-
-    Args:
-        function: A function of NumPy arrays and settings, evaluated as `numpy_function` does.
-        items: Its arguments, one for each call.
-    """
-    items, run = list(items), numpy_function(function)
-    begun = time.perf_counter()
-    found = [run(item) for item in items[:1]]
-    if len(items) < 3 or time.perf_counter() - begun < LONG:
-        return found + [run(item) for item in items[1:]]
-    keep_freed_memory()
-    pool = ThreadPoolExecutor(processors())
-    try:
-        with one_blas_thread:
-            return found + list(pool.map(run, items[1:]))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def processors() -> int:
-    """Number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def keep_freed_memory() -> None:
-    """Let threads use again what they freed: by default glibc gives blocks of some 100 kB back to the system, which
-    hands out new ones page by page, and arithmetic on arrays of that size takes twice as long.
-
-    It keeps as much as the largest block that was ever freed, up to 32 MB; one that is never touched costs nothing.
-    """
-    np.empty(2**25 - 2**13, np.uint8)
 
 
 def require_factorised(done: bool, what: str) -> None:
@@ -155,3 +78,82 @@ def inner(factor: Array, added: float) -> np.ndarray:
     square = factor.T @ factor
     require_resolved(added, float(np.trace(square)), "U U' + c I")
     return square + added * np.eye(len(square))
+
+
+def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
+    """Greedy columns `(n, r)` of a pivoted Cholesky factor of a matrix that is formed already, and their pivots.
+
+    No diagonal entry of the rest is over `stop`.
+    """
+    factor, order, rank, _ = dpstrf(matrix, tol=stop, lower=1)
+    order, rank = order - 1, min(int(rank), most)
+    columns = np.zeros((len(matrix), rank))
+    columns[order] = np.tril(factor)[:, :rank]
+    return columns, order[:rank].tolist()
+
+
+def by_columns(
+    columns: Callable[[np.ndarray], np.ndarray], diagonal: np.ndarray, stop: float, most: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Columns `(n, r)` of a pivoted Cholesky factor, and their pivots, as `blocked`, of a matrix that is never formed.
+
+    No diagonal entry of the rest is over `stop`. Several pivots are found at a time: each has at least half of the
+    largest rest when it is chosen.
+
+    Args:
+        columns: `(k,)` indices to these columns `(n, k)` of the matrix.
+        diagonal: That of the matrix, `(n,)`.
+        stop: Largest diagonal entry of what is left out.
+        most: Largest `r`, with which more may be left out.
+    Cost: `n r^2`, and memory for `2 n r` numbers.
+    """
+    rest, rank, factor, size = np.array(diagonal), 0, np.empty((len(diagonal), TOGETHER)), 8
+    most, pivots = len(rest) if most is None else most, np.empty(0, int)
+    while (largest := rest.max()) > stop and rank < most:
+        some = np.argpartition(rest, -min(size, len(rest)))[-size:]
+        further = columns(some) - factor[:, :rank] @ factor[some, :rank].T
+        own, order = blocked(further[some], max(stop, 0.5 * largest), min(len(some), most - rank))
+        if not order:  # all that is left is rounding
+            break
+        further = np.linalg.solve(own[order], further[:, order].T).T
+        if rank + len(order) > factor.shape[1]:
+            factor = np.concatenate([factor[:, :rank], np.empty((len(rest), max(rank, TOGETHER)))], axis=1)
+        factor[:, rank : rank + len(order)] = further
+        rank += len(order)
+        size = min(TOGETHER, 1 << (2 * len(order) - 1).bit_length())
+        rest = np.maximum(rest - np.sum(np.square(further), axis=1), 0.0)
+        rest[some[order]] = 0.0
+        pivots = np.concatenate([pivots, some[order]])
+    return factor[:, :rank], pivots
+
+
+def median_absolute_deviation(x: np.ndarray, centre: ArrayLike | None = None) -> np.ndarray:
+    """`median_i |x_i - centre|` over the first axis, `(...)`, in the units of `x`; 0 where half of a column agrees.
+
+    Args:
+        x: `(m, ...)`.
+        centre: `(...)`; the median when left out.
+    """
+    return np.median(np.abs(x - (np.median(x, axis=0) if centre is None else centre)), axis=0)
+
+
+def robust_standard_deviation(column: np.ndarray) -> float:
+    """A robust standard deviation of `(m,)` numbers, consistent for a normal distribution; 0 if all agree.
+
+    `1.4826 median |x - median|`; where that is 0, the interquartile range over `1.349`; where that is 0 too, the median
+    of the deviations that are not 0. Deviations below 1e-13 of the median are rounding, and count as 0.
+    """
+    centre = np.median(column)
+    rounding = 1e-13 * abs(centre)
+    if (scale := 1.4826 * median_absolute_deviation(column, centre)) > rounding:
+        return float(scale)
+    low, high = np.quantile(column, [0.25, 0.75])
+    if high - low > 1.349 * rounding:
+        return float(high - low) / 1.349
+    deviations = np.abs(column - centre)
+    return float(np.median(deviations[deviations > rounding])) if np.any(deviations > rounding) else 0.0
+
+
+TOGETHER = 64
+"""Most columns that are evaluated at a time, of which those are kept that are not of each other's span; twice as many
+as were kept of those before, in powers of two."""

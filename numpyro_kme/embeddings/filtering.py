@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, host, solves
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.kernel_bayes import posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
@@ -116,7 +116,7 @@ class KernelBayesFilter:
         features = self.observations.features(observations)
         factor = np.asarray(self.observations.values)
         epsilon, delta = np.asarray(self.regularisation)
-        with solves.one_blas_thread:
+        with host.one_blas_thread:
             found = [solves.ridge(factor, len(factor) * epsilon, factor @ features[0])]
             for phi in features[1:]:
                 before = _unit(found[-1]) if normalise else found[-1]
@@ -138,7 +138,7 @@ class KernelBayesFilter:
         following = np.asarray(self.following)
         _, delta = np.asarray(self.regularisation)
         found = [filtered[-1]]
-        with solves.one_blas_thread:
+        with host.one_blas_thread:
             for weights in filtered[-2::-1]:
                 weights, later = (_unit(w) if normalise else w for w in (weights, found[-1]))
                 prior = np.asarray(self.left) @ (v.T @ weights)

@@ -16,14 +16,14 @@ from numpyro_kme._core.display import Card, brief, is_default, shown
 from numpyro_kme._core.keys import split
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
-from numpyro_kme.engines.reference_table import check_model, observed_anew, of_model
+from numpyro_kme.engines.reference_table import check_model, observed_anew
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
 from numpyro_kme.models import outputs
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.simulations.simulate import Plan, of_model
 
 
 @shown

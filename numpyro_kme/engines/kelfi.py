@@ -15,7 +15,7 @@ from numpyro_kme.engines.base import SimulationEngine
 from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, prior_measure, training
 from numpyro_kme.engines.learnt_model import Drawn, joint_values
 from numpyro_kme.engines.learnt_posterior import UNSURE, LearntPosterior, emit_warnings, observation
-from numpyro_kme.engines.reference_table import observed_anew, of_model
+from numpyro_kme.engines.reference_table import observed_anew
 from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
@@ -29,6 +29,7 @@ from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import SimulatedMissing
+from numpyro_kme.simulations.simulate import of_model
 
 FIRST = 150
 """Simulations of the first round at least, from which alone statistics are learnt at first."""

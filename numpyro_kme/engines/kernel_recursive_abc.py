@@ -13,7 +13,7 @@ from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.recursive import recursive_abc_step
 from numpyro_kme.engines.base import SimulationEngine, check_kernel
 from numpyro_kme.engines.posterior import Posterior, missing_entries, sites_at
-from numpyro_kme.engines.reference_table import ReferenceTable, of_model
+from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.weighting import vector_maps
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic
@@ -21,6 +21,7 @@ from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.simulate import of_model
 from numpyro_kme.simulations.store import SETTINGS, StoreError
 
 

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 from scipy import special
 
-from numpyro_kme._core import checks, progress, solves
+from numpyro_kme._core import checks, host, progress
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.programs import Recomputed
-from numpyro_kme._core.repeats import Repeats
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
 from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
 from numpyro_kme.engines import rounds
@@ -20,6 +19,7 @@ from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, obse
 from numpyro_kme.engines.posterior import groups, sites_at
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.extrapolation import Repeats
 from numpyro_kme.likelihoods.learnt_statistics import StatisticsSurrogate
 from numpyro_kme.likelihoods.posterior import learn_normal
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
@@ -138,7 +138,7 @@ class LearntLikelihoods(Recomputed):
         """
         if not self.half:
             return np.nan
-        with solves.one_blas_thread, checks.collected_warnings():
+        with host.one_blas_thread, checks.collected_warnings():
             other = LearntModel(problem, {**self.likelihoods, **self.half}).log_likelihood(drawn.coordinates)
         weights = special.softmax(np.broadcast_to(other - drawn.log_likelihood, drawn.log_posterior.shape))
         if effective_size(weights) < LEAST_EFFECTIVE_SIZE:

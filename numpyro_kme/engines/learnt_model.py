@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 from scipy import special
 
-from numpyro_kme._core import checks, compat, solves
+from numpyro_kme._core import checks, compat, host
 from numpyro_kme._core.host import numpy_function, numpy_rng, to_host
 from numpyro_kme._core.keys import split
 from numpyro_kme._core.programs import Program, Recomputed
@@ -144,7 +144,7 @@ def in_coordinates(
     `fitted` is of what was observed (`FittedLikelihood.marginal`)."""
     fit_key, start_key, temper_key, pick_key = split(rng_key, 4)
     likelihood = prepare(fitted, y).brief()
-    with solves.one_blas_thread:
+    with host.one_blas_thread:
         proposal = adapted_proposal(fit_key, lambda z: power * likelihood.log_densities(z), measure, PARTICLES // MOVES)
         between = Mixed.defensive(measure, proposal)
 
@@ -186,7 +186,7 @@ def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: fl
         marginal = special.logsumexp(log_prior, axis=1)
         return marginal, special.logsumexp(log_prior + log_likelihood, axis=1) - marginal
 
-    with solves.one_blas_thread:
+    with host.one_blas_thread:
         if start.shape[1]:
             found = temper(temper_key, log_densities, start)
             particles = found.particles[numpy_rng(pick_key).permutation(len(found.particles))[:num_samples]]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import arviz, checks, progress, solves
+from numpyro_kme._core import arviz, checks, host, progress
 from numpyro_kme._core.display import Card, frozen, names_and_shapes, numbers
 from numpyro_kme._core.keys import child
 from numpyro_kme._core.saving import Saved, saveable
@@ -36,9 +36,9 @@ def each_outcome(engine: Any, rng_key: jax.Array, args: tuple, given: Sequence[M
                 raise
         return found, tuple(warned)
 
-    solves.keep_freed_memory()
-    threads = 1 if engine.method is None else solves.processors()
-    with solves.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(threads) as pool:
+    host.keep_freed_memory()
+    threads = 1 if engine.method is None else host.processors()
+    with host.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(threads) as pool:
         waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
         try:
             for future in waiting:

@@ -1,5 +1,5 @@
 """The simulations of one site as a table, coordinates of the parameters and outputs without what was not observed; and
-whether simulations and further observations are those of a model."""
+whether a further observation is one of the same model."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,6 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.fingerprint import is_another
-from numpyro_kme.simulations.simulations import as_long
 
 UNLIKELY = 1e-6
 """Level of the test that given simulations are draws from the prior: one false refusal in a million runs."""
@@ -237,29 +236,6 @@ def check_model(problem: Problem, engine: str) -> None:
         "A site of the model is called 'weight', as `get_weights` and ArviZ call the weights of the simulations. Give "
         "it another name.",
     )
-
-
-def of_model(problem: Problem, simulations: Simulations) -> Simulations:
-    """Simulations, checked to have the sites of the model with outputs of its shapes; those of any length as long as
-    the model has them."""
-    made = "they were made by another model."
-    latents = "latents", simulations.latents or problem.latents, problem.latents
-    for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
-        checks.require(
-            set(given) == set(own),
-            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
-        )
-    for site, found in problem.simulators.items():
-        simulator = found.simulator
-        if simulator.ragged:
-            simulations = replace(simulations, x={**simulations.x, site: as_long(simulator, simulations.x[site])})
-        shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
-        checks.require(
-            len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
-            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
-            f"{expected}: {made}",
-        )
-    return simulations
 
 
 def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> Problem:

@@ -11,8 +11,8 @@ from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme._core.keys import split
+from numpyro_kme._core.solves import robust_standard_deviation
 from numpyro_kme.engines.posterior import columns
-from numpyro_kme.kernels.length_scales import robust_standard_deviation
 from numpyro_kme.models.problem import Problem
 
 Latents = Mapping[str, np.ndarray]

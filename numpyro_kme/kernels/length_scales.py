@@ -10,7 +10,7 @@ import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core.solves import Array, median_absolute_deviation
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.kernels.stationary import Gaussian
@@ -211,34 +211,7 @@ def some_rows(rng_key: jax.Array, x: np.ndarray, most: int) -> np.ndarray:
     return x[np.asarray(jax.random.choice(rng_key, len(x), (most,), replace=False))]
 
 
-def median_absolute_deviation(x: np.ndarray, centre: ArrayLike | None = None) -> np.ndarray:
-    """`median_i |x_i - centre|` over the first axis, `(...)`, in the units of `x`; 0 where half of a column agrees.
-
-    Args:
-        x: `(m, ...)`.
-        centre: `(...)`; the median when left out.
-    """
-    return np.median(np.abs(x - (np.median(x, axis=0) if centre is None else centre)), axis=0)
-
-
 def mad_or_sd(x: np.ndarray) -> np.ndarray:
     """The median absolute deviation over the first axis, or where that is 0 the standard deviation, `(...)`."""
     mad = median_absolute_deviation(x)
     return np.where(mad > 0, mad, np.std(x, axis=0))
-
-
-def robust_standard_deviation(column: np.ndarray) -> float:
-    """A robust standard deviation of `(m,)` numbers, consistent for a normal distribution; 0 if all agree.
-
-    `1.4826 median |x - median|`; where that is 0, the interquartile range over `1.349`; where that is 0 too, the median
-    of the deviations that are not 0. Deviations below 1e-13 of the median are rounding, and count as 0.
-    """
-    centre = np.median(column)
-    rounding = 1e-13 * abs(centre)
-    if (scale := 1.4826 * median_absolute_deviation(column, centre)) > rounding:
-        return float(scale)
-    low, high = np.quantile(column, [0.25, 0.75])
-    if high - low > 1.349 * rounding:
-        return float(high - low) / 1.349
-    deviations = np.abs(column - centre)
-    return float(np.median(deviations[deviations > rounding])) if np.any(deviations > rounding) else 0.0

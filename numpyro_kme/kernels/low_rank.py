@@ -1,17 +1,16 @@
 """Low-rank features of a kernel by pivoted Cholesky factors of Gram matrices, and kernel ridge regression on them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from scipy.linalg.lapack import dpstrf
 
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core.solves import Array, by_columns
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register, take
 
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
@@ -96,58 +95,6 @@ class LowRank:
         if isinstance(self.pivots, np.ndarray) and np.ndim(t) == 2:
             checks.same_columns("t", t, "pivots", self.pivots)
         return self.kernel.gram(t, self.pivots)
-
-
-def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, list[int]]:
-    """Greedy columns `(n, r)` of a pivoted Cholesky factor of a matrix that is formed already, and their pivots.
-
-    No diagonal entry of the rest is over `stop`.
-    """
-    factor, order, rank, _ = dpstrf(matrix, tol=stop, lower=1)
-    order, rank = order - 1, min(int(rank), most)
-    columns = np.zeros((len(matrix), rank))
-    columns[order] = np.tril(factor)[:, :rank]
-    return columns, order[:rank].tolist()
-
-
-TOGETHER = 64
-"""Most columns that are evaluated at a time, of which those are kept that are not of each other's span; twice as many
-as were kept of those before, in powers of two."""
-
-
-def by_columns(
-    columns: Callable[[np.ndarray], np.ndarray], diagonal: np.ndarray, stop: float, most: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Columns `(n, r)` of a pivoted Cholesky factor, and their pivots, as `blocked`, of a matrix that is never formed.
-
-    No diagonal entry of the rest is over `stop`. Several pivots are found at a time: each has at least half of the
-    largest rest when it is chosen.
-
-    Args:
-        columns: `(k,)` indices to these columns `(n, k)` of the matrix.
-        diagonal: That of the matrix, `(n,)`.
-        stop: Largest diagonal entry of what is left out.
-        most: Largest `r`, with which more may be left out.
-    Cost: `n r^2`, and memory for `2 n r` numbers.
-    """
-    rest, rank, factor, size = np.array(diagonal), 0, np.empty((len(diagonal), TOGETHER)), 8
-    most, pivots = len(rest) if most is None else most, np.empty(0, int)
-    while (largest := rest.max()) > stop and rank < most:
-        some = np.argpartition(rest, -min(size, len(rest)))[-size:]
-        further = columns(some) - factor[:, :rank] @ factor[some, :rank].T
-        own, order = blocked(further[some], max(stop, 0.5 * largest), min(len(some), most - rank))
-        if not order:  # all that is left is rounding
-            break
-        further = np.linalg.solve(own[order], further[:, order].T).T
-        if rank + len(order) > factor.shape[1]:
-            factor = np.concatenate([factor[:, :rank], np.empty((len(rest), max(rank, TOGETHER)))], axis=1)
-        factor[:, rank : rank + len(order)] = further
-        rank += len(order)
-        size = min(TOGETHER, 1 << (2 * len(order) - 1).bit_length())
-        rest = np.maximum(rest - np.sum(np.square(further), axis=1), 0.0)
-        rest[some[order]] = 0.0
-        pivots = np.concatenate([pivots, some[order]])
-    return factor[:, :rank], pivots
 
 
 COARSEST, FINEST, FALLS = 0.1, 1e-10, 0.01

@@ -18,11 +18,11 @@ from numpyro_kme._core import checks, compat, solves
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import full_precision, in_jax_types
 from numpyro_kme._core.programs import Recomputed
-from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import Saved
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.extrapolation import Repeats
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.learnt_statistics import OfStatistics
 from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare

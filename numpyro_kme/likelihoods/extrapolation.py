@@ -1,4 +1,5 @@
-r"""The simulated region: the parameters that a likelihood was learnt from, in its coordinates, and distances from it.
+r"""The simulated region: the parameters that a likelihood was learnt from, in its coordinates, distances from it, and
+which of them are the same.
 
 The region is the box of the simulated coordinates. A point `z` is outside by a distance in which each coordinate
 counts as much as the likelihood depends on it,
@@ -11,13 +12,13 @@ others, and than rounding: with probability of about `1 / (m + 1)` for a further
 dimensions.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -127,3 +128,41 @@ def extrapolation_message(site: str, proportion: float, advice: str, calls: np.n
         f"{proportion:.2%} of the posterior draws lie beyond the simulated parameters of site {site!r}{where}, where "
         f"no simulation supports the likelihood. {advice} Look at the prior, too."
     )
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Groups of rows of a table that are the same.
+
+    Attributes:
+        first: Numbers of the rows that are not seen before, in order, `(d,)`.
+        kind: To which of those each row belongs, `(m,)`, from 0 to `d - 1`.
+    """
+
+    first: np.ndarray
+    kind: np.ndarray
+
+    @classmethod
+    def of(cls, table: np.ndarray) -> "Repeats":
+        """Group the rows of a table `(m, p)`."""
+        _, first, kind = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        return cls(first[order], np.argsort(order)[kind.ravel()])
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def at_random(self, rng: np.random.Generator) -> np.ndarray:
+        """Numbers of all rows in random order, first one of each kind, `(m,)`."""
+        order = rng.permutation(len(self.kind))
+        first = np.zeros(len(order), bool)
+        first[np.unique(self.kind[order], return_index=True)[1]] = True
+        return np.concatenate([order[first], order[~first]])
+
+    def halves(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of all rows of half of the kinds, at random, and of the first one of each other kind."""
+        chosen = rng.permutation(len(self))
+        place = np.argsort(chosen)[self.kind]
+        order = np.argsort(place, kind="stable")
+        half = len(self) // 2
+        return order[: np.sum(place < half)], self.first[chosen[half:]]

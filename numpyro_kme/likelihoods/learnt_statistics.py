@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.special import gammaincc
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, host
 from numpyro_kme._core.display import Card, brief, frozen, listed
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
@@ -95,7 +95,7 @@ class Statistics(abc.ABC):
         checks.require(
             len(z) >= FEWEST, f"Statistics are learnt from at least {FEWEST} simulations; got {len(z)}. Simulate more."
         )
-        with solves.one_blas_thread:
+        with host.one_blas_thread:
             return numpy_function(self._fit)(z, x, tuple(names))
 
     @abc.abstractmethod

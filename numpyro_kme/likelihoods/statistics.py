@@ -9,9 +9,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core.solves import Array, robust_standard_deviation
 from numpyro_kme.kernels.base import namespace, register
-from numpyro_kme.kernels.length_scales import robust_standard_deviation
 
 
 @register

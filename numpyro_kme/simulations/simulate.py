@@ -1,4 +1,5 @@
-"""Simulations from the prior of a model, or at given latents: each with its own key, with a policy for failures."""
+"""Simulations from the prior of a model, or at given latents: each with its own key, with a policy for failures; and
+whether given ones are those of a model."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from numpyro_kme.simulations.failures import (
     retries,
 )
 from numpyro_kme.simulations.fingerprint import fingerprint
-from numpyro_kme.simulations.simulations import Simulations, of_rows
+from numpyro_kme.simulations.simulations import Simulations, as_long, of_rows
 from numpyro_kme.simulations.store import Store
 
 
@@ -247,3 +248,26 @@ def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
         failed=of_rows(draws.latents, ~sound),
         attempted=total,
     )
+
+
+def of_model(problem: Problem, simulations: Simulations) -> Simulations:
+    """Simulations, checked to have the sites of the model with outputs of its shapes; those of any length as long as
+    the model has them."""
+    made = "they were made by another model."
+    latents = "latents", simulations.latents or problem.latents, problem.latents
+    for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
+        checks.require(
+            set(given) == set(own),
+            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+        )
+    for site, found in problem.simulators.items():
+        simulator = found.simulator
+        if simulator.ragged:
+            simulations = replace(simulations, x={**simulations.x, site: as_long(simulator, simulations.x[site])})
+        shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
+        checks.require(
+            len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
+            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
+            f"{expected}: {made}",
+        )
+    return simulations

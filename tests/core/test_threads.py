@@ -7,7 +7,7 @@ from threading import Timer
 
 import pytest
 
-from numpyro_kme._core.solves import LONG, in_parallel
+from numpyro_kme._core.host import LONG, in_parallel
 
 
 def test_an_error_and_an_interrupt_end_the_work():

@@ -13,7 +13,7 @@ from scipy import special, stats
 from scipy.optimize import minimize
 
 import numpyro_kme as kme
-from numpyro_kme.kernels.length_scales import robust_standard_deviation
+from numpyro_kme._core.solves import robust_standard_deviation
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.smoothness import Inputs

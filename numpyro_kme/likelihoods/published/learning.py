@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, host
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure
@@ -278,7 +278,7 @@ def learn(
     each, none = np.eye(len(space.start)), np.zeros((1, len(space.start)))
     # threads of OpenBLAS wait for each other longer than they save: at 350 simulations that doubles the processor time
     # on a quiet machine, and takes nine times as much on a busy one
-    with solves.one_blas_thread:
+    with host.one_blas_thread:
         at = search(small, space.start, space.common, grid, learner.max_steps)
         if learner.tied is None and len(space.start) > space.common.shape[1]:
             at = search(small, at, each, none, learner.max_steps)

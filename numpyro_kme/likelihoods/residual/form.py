@@ -9,13 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks, host
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.repeats import Repeats
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.extrapolation import Region
+from numpyro_kme.likelihoods.extrapolation import Region, Repeats
 from numpyro_kme.likelihoods.residual.bandwidths import BEGIN, Bandwidths, learn, log_densities_at, mixing_proportion
 from numpyro_kme.likelihoods.residual.decorrelation import WORTH, TriangularMap, fit_curves, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import KernelMixture, ResidualDensity
@@ -115,7 +114,7 @@ class ResidualKernelMeans(Form):
             len(z) >= MIN_SIMULATIONS,
             f"The residual form needs at least {MIN_SIMULATIONS} simulations; got {len(z)}. Simulate more.",
         )
-        with solves.one_blas_thread:
+        with host.one_blas_thread:
             return self._fit(z, x, StatisticsTransform.fit(x))
 
     def rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
@@ -189,7 +188,7 @@ class ResidualKernelMeans(Form):
         Those that are `still` statistics as they are, `(n,)`, follow the coordinates, and so do their regressions on
         one another: they are not decorrelated.
         """
-        with solves.one_blas_thread:
+        with host.one_blas_thread:
             return self._dependence(z, residuals, still)
 
     def _dependence(self, z, residuals, still):

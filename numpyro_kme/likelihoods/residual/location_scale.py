@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core.solves import in_parallel
+from numpyro_kme._core.host import in_parallel
+from numpyro_kme._core.solves import median_absolute_deviation
 from numpyro_kme.kernels.base import register
-from numpyro_kme.kernels.length_scales import median_absolute_deviation
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
