@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from numpyro_kme._core.contexts import setting
 from numpyro_kme._core.display import brief
 
 
@@ -119,6 +118,16 @@ def explanation() -> str:
 
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def setting(variable: ContextVar[Any], value: T) -> Iterator[T]:
+    """Give a context variable a value within a block, and its value of before behind it."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
 
 def collected_warnings() -> AbstractContextManager[list[str]]:

@@ -10,7 +10,7 @@ from threading import Event, Thread
 from tqdm.asyncio import tqdm_asyncio
 from tqdm.auto import tqdm
 
-from numpyro_kme._core.contexts import setting
+from numpyro_kme._core.checks import setting
 
 PATIENCE, EVERY = 1.0, 0.5
 """Seconds after which a phase is shown, and between two looks at it."""

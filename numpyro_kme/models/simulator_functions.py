@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks, compat, host
-from numpyro_kme._core.contexts import setting
+from numpyro_kme._core.checks import setting
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.programs import Program
 from numpyro_kme.kernels.data_sets import pad
