@@ -1,12 +1,12 @@
 """Approximate Bayesian computation as functions, without a model."""
 
 from numpyro_kme.abc.discrepancies import OutOfDistributionCheck, discrepancies_to, out_of_distribution_check
-from numpyro_kme.abc.recursive import recursive_abc_step
 from numpyro_kme.abc.weighting import (
     RegressionAdjustment,
     RejectionWeights,
     SoftWeights,
     effective_sample_size,
+    recursive_abc_step,
     rejection_weights,
     soft_abc_weights,
 )

@@ -1,9 +1,11 @@
-"""Weights of simulations by their discrepancies from an observation, soft and rejection ABC; and the regression that
-moves weighted simulations to where they would lie had they given the observation."""
+"""Weights of simulations, by their discrepancies from an observation (soft and rejection ABC) or by a regression on the
+data; and two ways to move weighted simulations: a regression to where they would lie had they given the observation,
+and an iteration of kernel recursive ABC."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import scipy
 from jax.typing import ArrayLike
@@ -12,7 +14,12 @@ from scipy.special import logsumexp
 from numpyro_kme._core import checks, solves
 from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.display import shown
+from numpyro_kme._core.host import numpy_rng
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
+from numpyro_kme.kernels import low_rank, median_heuristic
+from numpyro_kme.kernels.base import Kernel, num_points
 from numpyro_kme.kernels.low_rank import REGULARISATIONS
+from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.samplers.importance import effective_size
 
 ACCEPTED, LEAST = 0.02, 50.0
@@ -246,3 +253,74 @@ class RegressionAdjustment:
         leverage = near.sum() * float(at @ np.linalg.solve(gram, at))
         error = residual * np.sqrt(leverage * np.sum(np.square(positive)))
         return cls(t + (at - features) @ slopes, shift, scale, residual, error)
+
+
+def recursive_abc_step(
+    rng_key: jax.Array,
+    kernel: Kernel,
+    theta: ArrayLike,
+    x: ArrayLike,
+    observed: ArrayLike,
+    number: int,
+    *,
+    regularisation: float | None = None,
+    tolerance: float = low_rank.TOLERANCE,
+) -> np.ndarray:
+    r"""One iteration: points that follow the posterior whose prior the given points follow, by kernel ABC and herding.
+
+    The embedding $\sum_j v_j k_\Theta(\cdot, \theta_j)$, $v = (G_X + m \varepsilon I)^{-1} k_X(y)$, with a Gaussian
+    $k_\Theta$ whose length scale is the median distance of the points, and weights divided by their sum. Candidates of
+    `herd` are the points, and for each that is asked for ten others at a tenth, a third and all of the length scale.
+
+    Args:
+        rng_key: Makes the candidates.
+        kernel: `k_X`, on outputs.
+        theta: `(m, dim)`.
+        x: Simulated there, `(m, *event)`.
+        observed: `y`, `(*event)`.
+        number: How many points come out.
+        regularisation: `eps`; `0.01 / sqrt(m)` when left out.
+        tolerance: Of the low-rank factor of `G_X`.
+    Returns:
+        `(number, dim)`, in the order in which they were chosen.
+    Raises:
+        RuntimeError: If the weights vanish or cancel, or the points come together in one place, because the observation
+            lies far from all that was simulated.
+    Cost: `m r^2` for a factor of rank `r`, and `11 number^2` for herding.
+    References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
+    """
+    checks.concrete(rng_key=rng_key, theta=theta, x=x, observed=observed)
+    checks.key(rng_key)
+    checks.table("theta", theta, min_rows=2)
+    checks.whole("number", number, 1)
+    checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")
+    checks.real("x", x)
+    checks.real("observed", observed)
+    theta, points, point = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
+    y = kernel.points(point)
+    checks.sound("x", points)
+    checks.sound("observed", y)
+    m = len(theta)
+    checks.require(
+        num_points(points) == m, f"`theta` and `x` must have as many rows; got {m} and {num_points(points)}."
+    )
+    epsilon = 0.01 / np.sqrt(m) if regularisation is None else regularisation
+    fitted = ConditionalMeanEmbedding.fit(kernel, points, epsilon, tolerance=tolerance)
+    name, advice = (
+        "Kernel recursive ABC",
+        "Start where the observation is reached, with more simulations or a wider kernel.",
+    )
+    weights = with_unit_sum(np.asarray(fitted.weights(y)[0], np.float64), name, advice)
+    on_theta, rng = Gaussian(median_heuristic(theta, ties=False)), numpy_rng(rng_key)
+    near, steps = rng.integers(m, size=10 * number), rng.normal(size=(10 * number, theta.shape[1]))
+    reach = float(np.asarray(on_theta.length_scale)) / np.sqrt(theta.shape[1])
+    candidates = np.concatenate([theta, theta[near] + reach * np.resize([0.1, 0.3, 1.0], (10 * number, 1)) * steps])
+    values = MeanEmbedding(on_theta, theta, weights)(candidates)
+    chosen = np.asarray(herd(on_theta, values, candidates, number))
+    places = effective_size(np.bincount(chosen))
+    checks.require(
+        bool(places >= 2.0),
+        f"{name}: the {number} points of an iteration have come together in {places:.1f} places. {advice}",
+        EffectiveSampleSizeError,
+    )
+    return candidates[chosen]

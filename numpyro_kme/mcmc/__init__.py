@@ -8,10 +8,9 @@ from numpyro_kme.mcmc.chain_checks import (
     log_estimate_sd,
     noise_sensitivity,
 )
-from numpyro_kme.mcmc.length_scale_model import length_scale_model
+from numpyro_kme.mcmc.densities import SyntheticLikelihood, length_scale_model
 from numpyro_kme.mcmc.noise import CommonNoise, FreshNoise, LatentNoise, simulation_key
 from numpyro_kme.mcmc.pseudo_marginal import PseudoMarginal
-from numpyro_kme.mcmc.simulated_densities import SyntheticLikelihood
 
 __all__ = ["CommonNoise", "FreshNoise", "LatentNoise", "NoiseSensitivity", "PseudoMarginal", "SurrogateCheck"]
 __all__ += ["check_surrogate", "handlers", "length_scale_model", "log_estimate_sd", "noise_sensitivity"]

@@ -11,8 +11,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
+from numpyro_kme.mcmc.densities import soft_abc
 from numpyro_kme.mcmc.generalized_bayes import generalized_bayes
-from numpyro_kme.mcmc.simulated_densities import soft_abc
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import require_whole_calls
 

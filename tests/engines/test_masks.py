@@ -18,8 +18,8 @@ from numpyro_kme import diagnostics
 from numpyro_kme.engines._iid import IidModel
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
+from numpyro_kme.mcmc.densities import SyntheticLikelihood
 from numpyro_kme.mcmc.noise import CommonNoise
-from numpyro_kme.mcmc.simulated_densities import SyntheticLikelihood
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations import Simulations, simulate

@@ -13,10 +13,10 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
 from numpyro_kme.mcmc.chain_checks import log_estimate_sd
+from numpyro_kme.mcmc.densities import SyntheticLikelihood
 from numpyro_kme.mcmc.handlers import generalized_bayes
 from numpyro_kme.mcmc.noise import FreshNoise, LatentNoise, simulation_key, simulation_keys
 from numpyro_kme.mcmc.pseudo_marginal import PseudoMarginal
-from numpyro_kme.mcmc.simulated_densities import SyntheticLikelihood
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 

@@ -1,5 +1,5 @@
-"""Densities that simulate wherever they are evaluated: a normal one with the moments of simulations, and a kernel
-around one simulation whose noise is a latent, ABC without rejection."""
+"""Densities for models: a normal one with the moments of simulations, a kernel around one simulation whose noise is a
+latent, ABC without rejection, and the pseudo-likelihood of a length scale."""
 
 from collections.abc import Callable
 from math import prod
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
@@ -17,7 +18,9 @@ from numpyro.primitives import Messenger
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import full_precision
+from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
 from numpyro_kme.mcmc.noise import NOISE, declared_noise, several_keys
 from numpyro_kme.models.simulator import Simulator
 
@@ -264,3 +267,29 @@ class AroundSimulation(Distribution):
             self.kernel.points(jnp.broadcast_to(a, shape).reshape(prod(calls), -1)) for a in (value, self.simulated)
         )
         return jax.vmap(self.kernel.log_pair)(*pairs).reshape(calls)
+
+
+def length_scale_model(x: ArrayLike, landmarks: ArrayLike) -> None:
+    r"""The pseudo-likelihood of Bayesian kernel learning with priors on length scale and noise: a model for NUTS.
+
+    $\log s \sim U(\log 10^{-3} m, \log m)$ with `m` the median heuristic, $\log \tau \sim N(\log 0.3, 1)$.
+    Deterministic sites `length_scale` and `noise` hold `s` and `tau`; `eta` is the root mean squared distance of the
+    data from their mean.
+
+    Args:
+        x: Data `(n, D)`; centred here.
+        landmarks: `(q, D)`, such as `farthest_point_design(key, x, 50)`, in the units of `x`.
+    References: Flaxman et al. (2016), UAI.
+    """
+    checks.matrix("x", x, min_rows=2)
+    checks.matrix("landmarks", landmarks, columns=np.shape(x)[1])
+    table = np.asarray(x, np.float64)
+    centre, median = table.mean(axis=0), float(median_heuristic(table))
+    reach = float(np.sqrt(np.mean(np.sum(np.square(table - centre), axis=1))))
+    # least length scale, in median heuristics
+    log_scale = numpyro.sample("log_length_scale", dist.Uniform(np.log(1e-3 * median), np.log(median)))
+    log_noise = numpyro.sample("log_noise", dist.Normal(np.log(0.3), 1.0))
+    scale = numpyro.deterministic("length_scale", jnp.exp(log_scale))
+    noise = numpyro.deterministic("noise", jnp.exp(log_noise))
+    at = jnp.asarray(table - centre), jnp.asarray(np.asarray(landmarks, np.float64) - centre)
+    numpyro.factor("pseudo_likelihood", log_pseudo_likelihood(*at, scale, noise, reach))
