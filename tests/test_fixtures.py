@@ -48,5 +48,5 @@ def test_a_result_of_each_release(release):
     np.testing.assert_allclose(data["posterior"]["twice"], 2 * data["posterior"]["drift"], rtol=1e-12)
     np.testing.assert_array_equal(data["observed_data"]["x"], [0.5, 0.7])
     problem = kme.Problem.read(make_fixtures.model)
-    bank = kme.Simulations.from_arviz(problem, release / "result.nc")
+    bank = kme.Simulations.from_arviz(problem, data)
     assert len(bank) > 90 and bank.x["x"].shape[1:] == (2,)

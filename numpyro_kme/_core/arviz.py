@@ -1,13 +1,10 @@
-"""Results as ArviZ objects (0.23 or 1.x), and which Zarr folders and file names are safe."""
+"""Results as ArviZ objects (0.23 or 1.x), and what such objects hold."""
 
-import json
-import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,39 +93,24 @@ def pair_figure(idata: Any, names: Sequence[str] | None, colour: str, style: Map
 
 
 def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
-    """Variables of some groups of an ArviZ object, or of a file of one: `{group: {variable: (chain, draw, *event)}}`.
-
-    Nothing in a file is unpickled.
+    """Variables of some groups of an ArviZ object: `{group: {variable: (chain, draw, *event)}}`.
 
     Raises:
-        ValueError: If a file or one of the groups is not there, or the file is damaged or could hold code.
+        TypeError: If it is the path of a file.
+        ValueError: If one of the groups is not there.
     """
-    if isinstance(source, str | PathLike):
-        return read_groups(_load(Path(source)), names)
+    checks.require(
+        not isinstance(source, str | PathLike),
+        f"`source` must be an ArviZ object, and not the path of a file; got {source}. Open it first: "
+        "arviz.from_netcdf(path), or xarray.open_datatree(path).",
+        TypeError,
+    )
     found = list(source.groups() if callable(source.groups) else source.children)
     missing = [name for name in names if name not in found]
     checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
     return {
         name: {str(key): np.asarray(value.values) for key, value in source[name].data_vars.items()} for name in names
     }
-
-
-def _load(path: Path):
-    """The tree in a netCDF file or Zarr folder, in memory."""
-    import xarray
-
-    checks.require(path.exists(), f"There is no file {path}.")
-    what = objection(path) if path.is_dir() else None
-    if what is None:
-        settings: dict[str, Any] = dict(engine="zarr", consolidated=False) if path.is_dir() else dict(engine="h5netcdf")
-        try:
-            with xarray.open_datatree(path, **settings) as tree:
-                return tree.load()
-        except ImportError:
-            raise
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-    raise checks.explained(f"{path} cannot be read as an ArviZ file: {what}. Restore a copy, or make it again.")
 
 
 def _dataset(group: Group, sample_dims, coords, dims, attributes):
@@ -159,47 +141,3 @@ def _plain(value: Any) -> Any:
         return value
     array = np.asarray(value)
     return array if array.ndim <= 1 and array.dtype.kind in "if" else str(value)
-
-
-CODECS = {
-    *("bytes", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes"),
-    *("zstd", "blosc", "gzip", "zlib", "lz4", "bz2", "lzma", "shuffle", "delta", "fixedscaleoffset", "packbits"),
-    *("crc32", "crc32c", "adler32", "fletcher32"),
-}
-"""Codecs of numbers and text, under the names of Zarr 2 and 3; whatever is not among them might be `pickle`."""
-
-
-def objection(path: Path) -> str | None:
-    """Find what in a folder could be anything but numbers and text, in words; None if nothing could.
-
-    Only descriptions are read. A link is objected to because it leads out of what was looked at.
-    """
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            found = Path(folder, name)
-            where = found.relative_to(path)
-            if found.is_symlink():
-                return f"{where} is a link"
-            if name in ("zarr.json", ".zarray", ".zmetadata"):
-                try:
-                    unknown = sorted(set(_codecs(json.loads(found.read_text()))) - CODECS)
-                except Exception as error:
-                    return f"{where} cannot be read ({type(error).__name__}: {error})"
-                if unknown:
-                    return f"{where} is not a description of plain numbers or text: it asks for the codecs {unknown}"
-    return None
-
-
-def _codecs(tree: Any) -> Iterator[str]:
-    """Names of all codecs in a description, also of codecs within codecs and in consolidated metadata."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            if key in ("codecs", "filters", "compressor"):
-                for codec in value if isinstance(value, list) else [value]:
-                    name = codec.get("name", codec.get("id")) if isinstance(codec, dict) else codec
-                    if name is not None:
-                        yield str(name).removeprefix("numcodecs.")
-            yield from _codecs(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _codecs(value)

@@ -23,7 +23,7 @@ from numpyro_kme.models import outputs
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan, of_model
+from numpyro_kme.simulations.simulate import Plan
 
 
 @shown
@@ -63,8 +63,9 @@ class Engine(abc.ABC):
 
     @property
     def plan(self) -> Plan:
-        """Plan by which simulators run, one by one for an engine without settings for it."""
-        return Plan(1, progress_bar=self.progress_bar)
+        """Plan by which simulators run: the settings that this engine has of one."""
+        own = {f.name for f in fields(self)}
+        return Plan(**{f.name: getattr(self, f.name) for f in fields(Plan) if f.name in own})
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
@@ -221,12 +222,6 @@ class SimulationEngine(Engine):
         checks.whole("num_samples", self.num_samples, 1)
         self.plan  # noqa: B018 (raises an error for settings that it does not take)
 
-    @property
-    def plan(self) -> Plan:
-        """Plan of the simulations, by the settings."""
-        how = (self.on_failure, self.executor, self.store, self.version, self.timeout, self.progress_bar)
-        return Plan(self.num_simulations, self.simulations, *how)
-
     def _checked(self, problem: Problem) -> Problem:
         """The model as this engine infers from it; raises an error where it cannot, before anything is simulated."""
         check_model(problem, type(self).__name__)
@@ -239,7 +234,7 @@ class SimulationEngine(Engine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._checked(Problem.read(self.model, *args, **kwargs))
-        simulations = of_model(problem, self.plan.simulate(simulate_key, problem))
+        simulations = self.plan.simulate(simulate_key, problem)
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
             method = self._fit(fit_key, problem, simulations)
         with progress.phase("weighting the simulations", self.progress_bar):

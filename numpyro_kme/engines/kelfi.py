@@ -29,7 +29,6 @@ from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import SimulatedMissing
-from numpyro_kme.simulations.simulate import of_model
 
 FIRST = 150
 """Simulations of the first round at least, from which alone statistics are learnt at first."""
@@ -120,10 +119,6 @@ class KELFI(SimulationEngine):
             "simulations (`num_simulations`), and leave `missing` out, with which simulations lack entries; got "
             f"{first} simulations in the first round and missing={self.missing}.",
         )
-
-    @property
-    def plan(self):  # noqa: D102
-        return replace(super().plan, missing=self.missing)
 
     @property
     def resolved_rounds(self) -> int:
@@ -232,7 +227,7 @@ class KELFI(SimulationEngine):
         calls, chosen = rounds.calls_each(problem), self.num_rounds is None
         varying = calls > 1.0 and not all(site.alike for site in problem.simulators.values())
         first, *later = rounds.sizes(self.num_simulations, 1 if chosen and varying else self.resolved_rounds)
-        simulations = of_model(problem, self.plan.simulate(simulate_key, problem, first))
+        simulations = self.plan.simulate(simulate_key, problem, first)
         simulations.warn_unless_near(problem.observations)
         learnt = self._fit(fit_key, problem, simulations)
         drawn, proposal = learnt.draw(sample_key, problem), self.proposal or FromPosterior()

@@ -21,7 +21,6 @@ from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.simulate import of_model
 from numpyro_kme.simulations.store import SETTINGS, StoreError
 
 
@@ -83,7 +82,7 @@ class KernelRecursiveABC(SimulationEngine):
         problem = self._checked(Problem.read(self.model, *args, **kwargs))
         problem.require_continuous("KernelRecursiveABC, which herds points,")
         if self.simulations is not None:
-            return None, self._fit(fit_key, problem, of_model(problem, self.simulations))
+            return None, self._fit(fit_key, problem, self.plan.simulate(simulate_key, problem))
         draw_key, first_key = split(simulate_key)
         first = self._iteration(first_key, problem, problem.draw(draw_key, self.num_simulations).latents, 1)
         return None, self._fit(fit_key, problem, first)

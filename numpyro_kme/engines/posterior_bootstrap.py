@@ -24,7 +24,6 @@ from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, Nodes
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.mcmc.noise import even_nodes
-from numpyro_kme.simulations.simulate import Plan
 
 PRIOR_DRAWS, TIMES = 2048, 16
 """Prior draws that are looked at, and their number for each of those that anchor a replicate."""
@@ -171,11 +170,6 @@ class PosteriorBootstrap(Engine):
             f"`prior_weight={self.prior_weight}`. Set `prior_weight=1.0`, or leave `prior_draws` out.",
         )
         DirichletProcess(self.concentration, self.centering, self.truncation)
-
-    @property
-    def plan(self) -> Plan:
-        """Plan by which a black box runs."""
-        return Plan(1, executor=self.executor, timeout=self.timeout, progress_bar=self.progress_bar)
 
     def _infer(self, rng_key, args, kwargs):
         prior_key, run_key, search_key = split(rng_key, 3)

@@ -90,7 +90,7 @@ class Plan:
     """Settings of the simulations of an engine; engines take these as keywords of their own.
 
     Args:
-        num_simulations: Number of simulations.
+        num_simulations: Number of draws from the prior.
         simulations: Simulations made elsewhere, instead of new ones.
         on_failure: What to do when a simulation fails, as in `simulate`.
         executor: Where black-box simulators run, as in `simulate`.
@@ -102,7 +102,7 @@ class Plan:
         missing: What NaN is, as in `simulate`.
     """
 
-    num_simulations: int
+    num_simulations: int = 1
     simulations: Simulations | None = None
     on_failure: OnFailure = "raise"
     executor: Any = None
@@ -128,9 +128,9 @@ class Plan:
         )
 
     def simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
-        """The given simulations, or `number` new ones from the prior, all of them when left out."""
+        """The given simulations, if they are of the model, or `number` new ones from the prior, all when left out."""
         if self.simulations is not None:
-            return self.simulations
+            return of_model(problem, self.simulations)
         checks.key(rng_key)
         number = self.num_simulations if number is None else number
         checks.whole("num_simulations", number, 1)

@@ -1,4 +1,4 @@
-"""Simulations as a value: from a run, a table, or an ArviZ file."""
+"""Simulations as a value: from a run, a table, or an ArviZ object."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -191,12 +191,12 @@ class Simulations(Saved):
 
     @classmethod
     def from_arviz(cls, problem: Problem, source: Any, *, missing: SimulatedMissing | None = None) -> "Simulations":
-        """Take simulations from an ArviZ object or file with the groups `prior` and `prior_predictive`.
+        """Take simulations from an ArviZ object with the groups `prior` and `prior_predictive`.
 
         Args:
             problem: The model, as `Problem.read` gives it.
-            source: An `InferenceData`, a `DataTree`, or the path of a netCDF file or Zarr store of one, such as any
-                engine's `to_inference_data()`. Simulations that hold NaN are left out and counted.
+            source: An `InferenceData` or a `DataTree`, such as any engine's `to_inference_data()`, or what
+                `arviz.from_netcdf` opens. Simulations that hold NaN are left out and counted.
             missing: As in `from_table`; simulations with NaN are kept then.
         Raises:
             ValueError: If a group or variable is missing, or shapes do not fit the model.
