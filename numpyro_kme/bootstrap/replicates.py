@@ -10,8 +10,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.keys import child, data_of, fold_in, split
-from numpyro_kme._core.programs import in_blocks, jitted
+from numpyro_kme._core.programs import child, data_of, fold_in, in_blocks, jitted, split
 from numpyro_kme.bootstrap.look import BootstrapProblem, Look
 from numpyro_kme.bootstrap.rounds import HARMLESS, Explored, explore
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings, with_full_data

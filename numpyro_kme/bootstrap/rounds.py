@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.keys import child, split
+from numpyro_kme._core.programs import child, split
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, fit, num_monomials
 from numpyro_kme.bootstrap.least_squares import Minima, Targets, minimise
 from numpyro_kme.bootstrap.look import BootstrapProblem, some_points

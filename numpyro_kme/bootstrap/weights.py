@@ -9,8 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, programs
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.keys import data_of, fold_in, split
-from numpyro_kme._core.programs import jitted
+from numpyro_kme._core.programs import data_of, fold_in, jitted, split
 from numpyro_kme.kernels.base import num_points, register
 
 PILOT = 2**30

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 from numpyro_kme._core import arviz, checks, progress
 from numpyro_kme._core.display import Card, between, frozen, numbers
 from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.keys import split
+from numpyro_kme._core.programs import split
 from numpyro_kme.diagnostics.predictive import Arguments, data_sets, plan_of_data
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.posterior import Posterior, problem_of

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.display import Card, brief, is_default, shown
-from numpyro_kme._core.keys import split
+from numpyro_kme._core.programs import split
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks, progress
-from numpyro_kme._core.keys import child, split
+from numpyro_kme._core.programs import child, split
 from numpyro_kme.engines import rounds
 from numpyro_kme.engines.base import SimulationEngine
 from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, prior_measure, training

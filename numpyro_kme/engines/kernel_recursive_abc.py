@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.keys import split
+from numpyro_kme._core.programs import split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.weighting import recursive_abc_step
 from numpyro_kme.engines.base import SimulationEngine, check_kernel

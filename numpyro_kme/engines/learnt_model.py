@@ -15,8 +15,7 @@ from scipy import special
 
 from numpyro_kme._core import checks, compat, host
 from numpyro_kme._core.host import numpy_function, numpy_rng, to_host
-from numpyro_kme._core.keys import split
-from numpyro_kme._core.programs import Program, Recomputed
+from numpyro_kme._core.programs import Program, Recomputed, split
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood

@@ -11,8 +11,7 @@ from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import shown
-from numpyro_kme._core.keys import split
-from numpyro_kme._core.programs import pieces
+from numpyro_kme._core.programs import pieces, split
 from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.bootstrap.look import ROW_NODES, BootstrapProblem, some_points
 from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap, minimised_bootstrap

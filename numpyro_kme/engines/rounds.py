@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.keys import split
+from numpyro_kme._core.programs import split
 from numpyro_kme._core.solves import robust_standard_deviation
 from numpyro_kme.engines.posterior import columns
 from numpyro_kme.models.problem import Problem

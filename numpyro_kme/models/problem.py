@@ -15,8 +15,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.display import Card, brief, frozen, names_and_shapes, shown
-from numpyro_kme._core.keys import child, data_of, fold_in
-from numpyro_kme._core.programs import Program, Recomputed
+from numpyro_kme._core.programs import Program, Recomputed, child, data_of, fold_in
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme._core.host import numpy_function, numpy_rng
-from numpyro_kme._core.keys import child, split
+from numpyro_kme._core.programs import child, split
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.measures import Measure, Points
 from numpyro_kme.kernels.base import register

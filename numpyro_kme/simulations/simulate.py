@@ -16,7 +16,7 @@ from jax import random
 
 from numpyro_kme._core import checks, programs, progress
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.keys import child
+from numpyro_kme._core.programs import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import site_runs

@@ -12,8 +12,7 @@ from jax import random
 from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks, programs
-from numpyro_kme._core.keys import child, data_of, fold_in
-from numpyro_kme._core.programs import Program
+from numpyro_kme._core.programs import Program, child, data_of, fold_in
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import calls_on_host
