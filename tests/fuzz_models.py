@@ -188,8 +188,7 @@ PRIORS = {
     "latents in a plate": Prior(in_a_plate, lambda r, n: {"theta": r.normal(size=(n, 2))}),
 }
 IMPROPER = Prior(
-    lambda: [numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real, (), ()))],
-    PRIORS["Normal"].draw,
+    lambda: [numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real, (), ()))], PRIORS["Normal"].draw
 )
 
 

@@ -98,7 +98,7 @@ class Replicates:
         if len(failed):
             checks.warn(
                 f"{len(failed)} of {len(self.converged)} replicates did not converge: {failed[:10].tolist()}"
-                f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`.",
+                f"{' ...' if len(failed) > 10 else ''}. They are marked in the extra field `converged`."
             )
         if not self.settled:
             checks.warn(

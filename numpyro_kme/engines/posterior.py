@@ -172,11 +172,7 @@ class Posterior(Recomputed, Saved):
             Groups `posterior`, `sample_stats`, `observed_data`, and what the engine adds, such as `prior` and
             `prior_predictive` with the simulations.
         """
-        groups = {
-            "posterior": by_chain(self.samples),
-            "sample_stats": by_chain(self.fields),
-            **self.groups,
-        }
+        groups = {"posterior": by_chain(self.samples), "sample_stats": by_chain(self.fields), **self.groups}
         if log_likelihood:
             groups["log_likelihood"] = by_chain(self.pointwise_log_likelihood())
         sites = {} if self.problem is None else self.problem.simulators

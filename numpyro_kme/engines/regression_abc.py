@@ -14,12 +14,7 @@ from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
 from numpyro_kme.engines.base import SimulationEngine, check_kernel
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import (
-    SignedWeights,
-    WeightingMethod,
-    check_weighting,
-    squared_distances,
-)
+from numpyro_kme.engines.weighting import SignedWeights, WeightingMethod, check_weighting, squared_distances
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, log_lengths

@@ -15,12 +15,7 @@ from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import saveable
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
-from numpyro_kme.abc.weighting import (
-    LEAST_EFFECTIVE_SIZE,
-    RegressionAdjustment,
-    effective_sample_size,
-    with_unit_sum,
-)
+from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, RegressionAdjustment, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
 from numpyro_kme.engines.posterior import Posterior, columns, groups, missing_entries, problem_of, sites_at
@@ -344,5 +339,5 @@ def warn_of_negative_variances(names: tuple[str, ...], z: np.ndarray, weights: n
     if negative:
         checks.warn(
             f"Under the signed weights the variance of {', '.join(negative)} is negative: means may be right, and "
-            "nothing finer. Use more simulations, or another regularisation.",
+            "nothing finer. Use more simulations, or another regularisation."
         )

@@ -14,13 +14,6 @@ from numpyro_kme.likelihoods.semi_automatic import SemiAutomaticStatistics
 
 __all__ = ["FittedLikelihood", "KernelMeansLikelihood", "KernelMeansPosterior", "fit_likelihood"]
 __all__ += ["KernelMeans", "KernelStatistics", "OfStatistics", "ResidualKernelMeans"]  # forms
-__all__ += [
-    "DenseSolve",
-    "Learner",
-    "LeaveOneOut",
-    "LowRankSolve",
-    "MarginalLikelihood",
-    "Tied",
-]  # published form
+__all__ += ["DenseSolve", "Learner", "LeaveOneOut", "LowRankSolve", "MarginalLikelihood", "Tied"]  # published form
 __all__ += ["SelectedStatistics", "SemiAutomaticStatistics"]  # learnt statistics
 __all__ += ["Form", "KernelExpansion", "LikelihoodAt", "Surrogate"]  # what an author of a form writes

@@ -17,12 +17,7 @@ from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, log_positive_part, to_signed_log
-from numpyro_kme.samplers.importance import (
-    WeightedParticles,
-    adaptive_importance_sampling,
-    signed_logs,
-    signed_moments,
-)
+from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs, signed_moments
 
 STEP = 1e-5
 """Steps of central differences, in coordinates."""

@@ -232,7 +232,7 @@ def log_estimate_sd(
         checks.warn(
             f"The logarithm of the estimate has a standard deviation of {sd:.2g}; above 2 a "
             "PseudoMarginal chain sticks. Simulate more points (`num_simulations`), average over more samples "
-            "(`repeats`), or renew the noise in parts, PseudoMarginal(model, blocks=...).",
+            "(`repeats`), or renew the noise in parts, PseudoMarginal(model, blocks=...)."
         )
     return sd
 

@@ -102,8 +102,7 @@ class PseudoMarginal(MCMCKernel):
     ):
         checks.whole("blocks", blocks, 1)
         checks.require(
-            0.0 < target_accept_prob < 1.0,
-            f"`target_accept_prob` must be between 0 and 1; got {target_accept_prob}.",
+            0.0 < target_accept_prob < 1.0, f"`target_accept_prob` must be between 0 and 1; got {target_accept_prob}."
         )
         self._model, self._target, self._init_strategy = model, target_accept_prob, init_strategy
         self._blocks, self._num_warmup = blocks, 0

@@ -69,12 +69,7 @@ def _unpickled(job: bytes) -> Job:
 
 
 def run(
-    executor: Any,
-    job: Job,
-    rows: Iterable[int],
-    row: Callable[[int], Row],
-    timeout: float | None,
-    report: Report,
+    executor: Any, job: Job, rows: Iterable[int], row: Callable[[int], Row], timeout: float | None, report: Report
 ) -> None:
     """Run simulations on an executor, in order, and report each once.
 

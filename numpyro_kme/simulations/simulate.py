@@ -20,14 +20,7 @@ from numpyro_kme._core.programs import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import site_runs
-from numpyro_kme.simulations.failures import (
-    OnFailure,
-    Penalise,
-    Retry,
-    SimulatedMissing,
-    SimulationError,
-    retries,
-)
+from numpyro_kme.simulations.failures import OnFailure, Penalise, Retry, SimulatedMissing, SimulationError, retries
 from numpyro_kme.simulations.fingerprint import fingerprint
 from numpyro_kme.simulations.simulations import Simulations, as_long, of_rows
 from numpyro_kme.simulations.store import Store
@@ -257,8 +250,7 @@ def of_model(problem: Problem, simulations: Simulations) -> Simulations:
     latents = "latents", simulations.latents or problem.latents, problem.latents
     for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
         checks.require(
-            set(given) == set(own),
-            f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}",
+            set(given) == set(own), f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}"
         )
     for site, found in problem.simulators.items():
         simulator = found.simulator

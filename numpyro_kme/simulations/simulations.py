@@ -129,13 +129,7 @@ class Simulations(Saved):
 
     @classmethod
     def from_table(
-        cls,
-        arguments: Any,
-        x: Any,
-        *,
-        site: str = "x",
-        ragged: bool = False,
-        missing: SimulatedMissing | None = None,
+        cls, arguments: Any, x: Any, *, site: str = "x", ragged: bool = False, missing: SimulatedMissing | None = None
     ) -> "Simulations":
         """Take simulations made elsewhere from the arguments of the simulator.
 

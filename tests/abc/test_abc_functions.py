@@ -217,10 +217,7 @@ def simulated():
         problem = kme.Problem.read(model, x=np.zeros(size))
         return [kme.simulate(jax.random.key(i), problem, n, progress_bar=False) for i, n in enumerate(numbers)]
 
-    return {
-        conjugate: drawn(conjugate, 1, 600, 10),
-        iid: drawn(iid, 20, 600, 10),
-    }
+    return {conjugate: drawn(conjugate, 1, 600, 10), iid: drawn(iid, 20, 600, 10)}
 
 
 def test_signed_weights_need_a_tolerance():

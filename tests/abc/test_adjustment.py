@@ -126,10 +126,7 @@ def test_a_coarse_posterior_becomes_the_exact_one(cls, settings, bank, fewer):
 
 def test_without_it_a_coarse_posterior_is_told_of(bank):
     engine = kme.K2ABC(location, simulations=bank, epsilon=0.5)
-    with pytest.warns(
-        UserWarning,
-        match=r"K2ABC: the posterior is coarse.*moves a mean by \d.*leaves 0",
-    ):
+    with pytest.warns(UserWarning, match=r"K2ABC: the posterior is coarse.*moves a mean by \d.*leaves 0"):
         engine.run(KEY, x=np.full(20, 4.0) + Y)
 
 

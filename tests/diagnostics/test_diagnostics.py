@@ -89,12 +89,7 @@ def test_an_exact_posterior_passes(exact):
 
 @pytest.mark.parametrize(
     "fault, test",
-    [
-        (dict(shift=0.6), "location"),
-        (dict(widen=1.6), "scale"),
-        (dict(prior=0.0), "data"),
-        (dict(swap=True), "data"),
-    ],
+    [(dict(shift=0.6), "location"), (dict(widen=1.6), "scale"), (dict(prior=0.0), "data"), (dict(swap=True), "data")],
 )
 def test_faults_are_flagged_by_the_test_that_is_for_them(fault, test):
     """At each fault the power of the named test at level .001, with 250 data sets, was above .999 in 3,000 simulated

@@ -298,10 +298,7 @@ def path(x):
         ),
         (lambda x: kernel_sum_rule(Gaussian(1.0), x, x, x, 1e-3), "`prior` must be an embedding"),
         (lambda x: LowRank.fit("gaussian", x), "`kernel` must be a kernel, .* got 'gaussian'"),
-        (
-            lambda x: fitted(x).posterior(x[:1]).mode(np.full(2, np.nan)),
-            "`start` has 2 entries that are not",
-        ),
+        (lambda x: fitted(x).posterior(x[:1]).mode(np.full(2, np.nan)), "`start` has 2 entries that are not"),
         (lambda x: fitted(x).weights(x * np.nan), "`y` has 40 entries that are not finite"),
         (lambda x: fitted(x).posterior(x[:2]), "one observation, with a leading axis; it holds 2"),
         (

@@ -241,12 +241,7 @@ ROWS = {
         PUBLISHED | {"measures": lambda e: e.posterior.drawn.measures["x"].moments()},
         error=2.0,  # another posterior: its prior has the mode at the observation
     ),
-    "KELFI, two sites": Row(
-        lambda m, **s: kme.KELFI(m, 200, num_rounds=1, **QUIET | s),
-        two_sites,
-        LEARNT,
-        CHECK,
-    ),
+    "KELFI, two sites": Row(lambda m, **s: kme.KELFI(m, 200, num_rounds=1, **QUIET | s), two_sites, LEARNT, CHECK),
     "kernel ABC": Row(lambda m, **s: kme.KernelABC(m, 200, **QUIET | s), statistics, WEIGHTED),
     "kernel Bayes": Row(lambda m, **s: kme.KernelBayes(m, 200, **QUIET | s), statistics, WEIGHTED),
     "rejection ABC": Row(lambda m, **s: kme.RejectionABC(m, 300, quantile=0.1, **QUIET | s), statistics, WEIGHTED),

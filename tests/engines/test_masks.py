@@ -238,8 +238,7 @@ MADE_SO = "KernelBayes", "DistributionRegressionABC"
 
 @pytest.mark.filterwarnings("ignore:.*the posterior is coarse")
 @pytest.mark.parametrize(
-    "make",
-    [pytest.param(m, id=n, marks=pytest.mark.slow if n in MADE_SO else ()) for m, n in zip(WEIGHTING, NAMES)],
+    "make", [pytest.param(m, id=n, marks=pytest.mark.slow if n in MADE_SO else ()) for m, n in zip(WEIGHTING, NAMES)]
 )
 def test_masked_draws_are_as_if_they_were_never_made(make, simulations):
     """Weights are those of the model of two draws, also where `condition` brings another mask."""

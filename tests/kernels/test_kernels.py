@@ -134,19 +134,9 @@ ROWS = [
     ),
     Row("RationalQuadratic", lambda l: K.RationalQuadratic(l, alpha=1.7), rational, integral=True, curvature=-1.0),
     Row("Energy", K.Energy, lambda a, b, l: -radius(a, b, l), positive=False, definite=False),
-    Row(
-        "DistanceInduced",
-        lambda l: K.DistanceInduced(np.array([0.3, -0.2]), l),
-        distance_induced,
-        scaled=False,
-    ),
+    Row("DistanceInduced", lambda l: K.DistanceInduced(np.array([0.3, -0.2]), l), distance_induced, scaled=False),
     Row("Linear", K.Linear, dot, positive=False),
-    Row(
-        "Polynomial",
-        lambda l: K.Polynomial(3, l, 0.7),
-        lambda a, b, l: (dot(a, b, l) + 0.7) ** 3,
-        positive=False,
-    ),
+    Row("Polynomial", lambda l: K.Polynomial(3, l, 0.7), lambda a, b, l: (dot(a, b, l) + 0.7) ** 3, positive=False),
     Row(
         "Sum",
         lambda l: K.Gaussian(l) + K.Laplace(l),
@@ -264,10 +254,7 @@ TRACES = []
 def evaluate(kernel, x, y, logarithms):
     """All that a kernel computes."""
     values = dict(
-        gram=kernel.gram(x, y),
-        own=kernel.gram(x),
-        diagonal=kernel.diagonal(x),
-        pair=kernel(pick(x, 0), pick(y, 0)),
+        gram=kernel.gram(x, y), own=kernel.gram(x), diagonal=kernel.diagonal(x), pair=kernel(pick(x, 0), pick(y, 0))
     )
     if logarithms:
         values |= dict(log_gram=kernel.log_gram(x, y), log_pair=kernel.log_pair(pick(x, 0), pick(y, 0)))
@@ -385,8 +372,7 @@ def central_difference(function, x, step=1e-5):
 
 
 @rows(
-    lambda row: row.points is vectors and row.name != "FromCallable on the host",
-    slow=(*THE_SAME, "Scaled", "Product"),
+    lambda row: row.points is vectors and row.name != "FromCallable on the host", slow=(*THE_SAME, "Scaled", "Product")
 )
 def test_gradients_at_coincident_points(row, rng):
     """At a kink the symmetric difference, like the stated convention, is 0 along the kink."""

@@ -17,12 +17,7 @@ from numpyro_kme._core.solves import robust_standard_deviation
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.smoothness import Inputs
-from numpyro_kme.likelihoods.residual.support import (
-    SupportBounds,
-    fit_support_bounds,
-    lower_line,
-    robust_line,
-)
+from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds, lower_line, robust_line
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)
 README_DATA = np.array([21.0, 28.0])

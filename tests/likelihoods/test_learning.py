@@ -14,10 +14,7 @@ RNG = np.random.default_rng(11)
 Z = RNG.normal(size=(M, 2))
 S = np.c_[Z + 0.4 * RNG.normal(size=(M, 2)), RNG.normal(size=M)]
 LOGS = np.log([0.8, 1.2, 0.5, 0.6, 0.9, 0.02])
-TABLE = {
-    "posterior": LeaveOneOut(),
-    "marginal": MarginalLikelihood(),
-}
+TABLE = {"posterior": LeaveOneOut(), "marginal": MarginalLikelihood()}
 
 
 def hyper(logs, data_kernel=Gaussian):

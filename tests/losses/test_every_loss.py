@@ -98,11 +98,7 @@ def normal(x, mean, sd):
 CASES = {
     "scalars": Case(
         X[:, 0],
-        Family(
-            lambda u, z: u[0] + jnp.exp(u[1]) * z[0],
-            2,
-            log_density=lambda u, x: normal(x, u[0], jnp.exp(u[1])),
-        ),
+        Family(lambda u, z: u[0] + jnp.exp(u[1]) * z[0], 2, log_density=lambda u, x: normal(x, u[0], jnp.exp(u[1]))),
         lambda u: norm.logpdf(X[:, 0], u[0], np.exp(u[1])),
     ),
     "vectors": Case(

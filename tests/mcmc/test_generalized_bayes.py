@@ -16,12 +16,7 @@ from numpyro_kme.kernels import Gaussian
 from numpyro_kme.losses import MMD
 from numpyro_kme.mcmc.chain_checks import noise_sensitivity
 from numpyro_kme.mcmc.handlers import generalized_bayes
-from numpyro_kme.mcmc.noise import (
-    CommonNoise,
-    FreshNoise,
-    LatentNoise,
-    simulation_keys,
-)
+from numpyro_kme.mcmc.noise import CommonNoise, FreshNoise, LatentNoise, simulation_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import FromNoise
 

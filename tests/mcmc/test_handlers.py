@@ -138,12 +138,7 @@ def in_plates(simulator):
             eta = numpyro.sample("eta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
             with numpyro.plate("r", 4):
                 site("groups", Simulator(shifted, eta, event_dims=1), groups, normal(eta))
-        site(
-            "joint",
-            Simulator(shifted, eta, event_dims=1).to_event(1).mask(True),
-            eta + 1.0,
-            normal(eta).to_event(1),
-        )
+        site("joint", Simulator(shifted, eta, event_dims=1).to_event(1).mask(True), eta + 1.0, normal(eta).to_event(1))
 
     return run
 
@@ -181,11 +176,7 @@ def test_parameters_arrive_with_common_leading_dimensions():
         ({"z": normal}, (), r"`likelihoods` names \['z'\], but the simulator sites of the model are \['x'\]"),
         ({"x": normal, "y": normal}, (X, Y), r"names \['y'\]"),
         ({"z": normal}, (X, Y), "Site 'x' is an observed simulator without a likelihood"),
-        (
-            {"x": lambda t: dist.Normal(t, 1.0)},
-            (X, Y),
-            r"event shape \(\), the simulator `shifted` has \(2,\)",
-        ),
+        ({"x": lambda t: dist.Normal(t, 1.0)}, (X, Y), r"event shape \(\), the simulator `shifted` has \(2,\)"),
         ({"x": lambda t: normal(t).expand([5])}, (X, Y), r"batch shape \(5,\)"),
         ({"x": lambda t: t}, (X, Y), "must give a numpyro Distribution"),
     ],

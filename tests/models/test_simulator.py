@@ -302,20 +302,11 @@ def test_a_density_is_refused_with_the_name_of_the_simulator(evaluate):
         (lambda: Simulator(3.0, 1.0), "first argument of Simulator must be a function; got 3.0"),
         (lambda: Simulator(noisy_sum), "`noisy_sum` has no parameter"),
         (lambda: Simulator(numpy_normal, 1.0, dtype=float), "no shape: a black-box simulator needs the shape"),
-        (
-            lambda: Simulator(numpy_normal, 1.0),
-            r"could not trace simulator `numpy_normal`.*passing shape",
-        ),
+        (lambda: Simulator(numpy_normal, 1.0), r"could not trace simulator `numpy_normal`.*passing shape"),
         (lambda: Simulator(lambda k, t: (t, t), 1.0), "must return one array"),
-        (
-            lambda: Simulator(lambda k, t: t * 1j, 1.0),
-            "dtype complex64; it must return at least one real number",
-        ),
+        (lambda: Simulator(lambda k, t: t * 1j, 1.0), "dtype complex64; it must return at least one real number"),
         (lambda: Simulator(lambda k, t: jnp.zeros(0), 1.0), r"shape \(0,\)"),
-        (
-            lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=2),
-            r"event_dims=2 for parameters of shapes \[\(3,\)\]",
-        ),
+        (lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=2), r"event_dims=2 for parameters of shapes \[\(3,\)\]"),
         (lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=(1, 0)), "one number for each parameter"),
         (
             lambda: Simulator(noisy_sum, jnp.zeros((4, 3)), jnp.ones(5), event_dims=(1, 0)),

@@ -45,11 +45,7 @@ def test_correlated_normal_in_six_dimensions(seed):
     precision, at = 5 * root @ root.T, 2 * rng.normal(size=6)
     particles = jax.random.normal(jax.random.key(seed), (N, 6))
     found = tempered(
-        jax.random.key(seed + 10),
-        standard_normal,
-        normal_likelihood,
-        (jnp.array(precision), jnp.array(at)),
-        particles,
+        jax.random.key(seed + 10), standard_normal, normal_likelihood, (jnp.array(precision), jnp.array(at)), particles
     )
     covariance = np.linalg.inv(precision + np.eye(6))
     mean = covariance @ precision @ at

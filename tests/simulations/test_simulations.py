@@ -102,10 +102,7 @@ def test_groups_and_iid_draws():
             with numpyro.plate("r", 5):
                 numpyro.sample("x", Simulator(simulator, np.float64(1.0) * theta, event_dims=0, **kwargs))
 
-    for args in (
-        {"simulator": lambda k, t: t + random.normal(k)},
-        dict(simulator=boxed, shape=(), dtype=float),
-    ):
+    for args in ({"simulator": lambda k, t: t + random.normal(k)}, dict(simulator=boxed, shape=(), dtype=float)):
         found = simulate(random.key(0), Problem.read(many, **args), 4, progress_bar=False)
         assert found.arguments["x"].shape == (4, 3, 1) and found.x["x"].shape == (4, 5, 3)
         noise = found.x["x"] - found.latents["theta"][:, None, :]
@@ -210,10 +207,7 @@ def wrong_shape():
             r"declares shape \(5,\) .* returned shape \(4,\)",
         ),
         (lambda: simulate(random.key(0), hopeless, 0), "`num_simulations` must be at least 1; got 0"),
-        (
-            lambda: simulate(random.key(0), hopeless, 9, on_failure="ignore"),
-            "must be 'raise', 'skip'",
-        ),
+        (lambda: simulate(random.key(0), hopeless, 9, on_failure="ignore"), "must be 'raise', 'skip'"),
     ],
 )
 def test_bad_input_is_explained(call, sentence):
@@ -242,14 +236,8 @@ def test_a_table_of_latents(problem, simulations):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (
-            lambda p: Simulations.from_table(np.ones(3), np.ones(3)),
-            r"`arguments` must have shape \(points, dim\)",
-        ),
-        (
-            lambda p: Simulations.from_table(np.ones((3, 1)), np.ones(4)),
-            r"one row for each.*\(3, 1\) and \(4,\)",
-        ),
+        (lambda p: Simulations.from_table(np.ones(3), np.ones(3)), r"`arguments` must have shape \(points, dim\)"),
+        (lambda p: Simulations.from_table(np.ones((3, 1)), np.ones(4)), r"one row for each.*\(3, 1\) and \(4,\)"),
         (
             lambda p: Simulations.from_table(np.ones((3, 1)), np.full(3, np.nan)),
             "`x` has 3 entries that are not finite",
