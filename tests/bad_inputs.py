@@ -368,7 +368,7 @@ add("bootstrap", "infinite", lambda: npl(x=spoilt(DATA, INF)), "has 1 entries th
 add("bootstrap", "duplicates", lambda: npl(x=np.repeat(DATA[:4], 5)), slow=True)
 add("bootstrap", "outliers", lambda: npl(x=spoilt(DATA, 1e30)), slow=True)
 add("bootstrap", "wrong shape", lambda: npl(x=np.zeros((5, 3))), "shape")
-add("bootstrap", "wrong dtype", lambda: npl(x=np.array(["a"] * 5)), "`observation at 'x'` must hold real numbers")
+add("bootstrap", "wrong dtype", lambda: npl(x=np.array(["a"] * 5)), "at 'x' has dtype <U1; it must hold numbers")
 add("bootstrap", "m = 0", lambda: npl(x=np.zeros(0)), "the data are empty")
 add("bootstrap", "m = 1", lambda: npl(x=np.zeros(1)), "at least two")
 add("bootstrap", "m = 2", lambda: npl(num_samples=0), "`num_samples` must be at least 1; got 0")

@@ -4,21 +4,22 @@ that it simulates."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
-from numpyro.infer import Predictive
 
 from numpyro_kme._core import checks, compat, programs, progress
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.programs import Program, Recomputed
+from numpyro_kme.engines.posterior import sites_at
 from numpyro_kme.losses.base import Family
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.low_discrepancy import accepts, key_of, path_of
-from numpyro_kme.models.problem import Draws, Problem
+from numpyro_kme.models.problem import Draws, Latent, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Call
 from numpyro_kme.models.unconstrained import Unconstrained
@@ -34,24 +35,18 @@ class IidModel:
     """A model with one observed site under one data plate.
 
     Attributes:
-        model: Run as `model(*args, **kwargs)`.
+        problem: The model taken apart; a site with a density is among its likelihoods.
         site: Name of the observed site.
         observed: Its observation, masked points included, `(n, *event)`.
         kept: Numbers of the points that are not masked.
         target: The latents as one unconstrained vector.
-        bounded: Which unconstrained parameters are those of latents that are not any real number, `(dim,)`.
-        problem: The model taken apart, if the site is a simulator; a site with a density has none.
     """
 
-    model: Callable
-    args: tuple
-    kwargs: Mapping[str, Any]
+    problem: Problem
     site: str
     observed: np.ndarray
     kept: np.ndarray
     target: Unconstrained
-    bounded: np.ndarray
-    problem: Problem | None
 
     @classmethod
     def read(cls, model: Callable, args: tuple, kwargs: Mapping) -> "IidModel":
@@ -59,47 +54,41 @@ class IidModel:
         sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)]
         empty = "the data are empty; the posterior bootstrap needs at least two points along the data plate."
         checks.require(0 not in sizes, empty)
-        with reading.explained(model, args, kwargs):
-            sketch = tracing.trace_of(model, args, kwargs, tracing.ProperPriors())
-        tracing.check_plates(sketch)
-        samples = {name: site for name, site in sketch.items() if site["type"] == "sample"}
-        observed = {name: site for name, site in samples.items() if site["is_observed"]}
-        simulated = {name for name, site in samples.items() if isinstance(compat.innermost(site["fn"]), Simulator)}
-        unseen = sorted(simulated - set(observed))
+        problem = Problem(model, args, kwargs, *reading.read(model, args, kwargs, simulated=False))
+        values = {name: latent.value for name, latent in problem.latents.items()}
+        trace, _ = tracing.run(model, args, kwargs, None, values)
+        unseen = sorted(name for name, site in problem.simulators.items() if site.observed is None)
+        observed = sorted((*problem.likelihoods, *(set(problem.simulators) - set(unseen))))
         checks.require(
             len(observed) == 1,
             f"the posterior bootstrap needs one observed site whose data it reweights; this model observes "
-            f"{sorted(observed)}{f', and its simulator sites {unseen} are not observed' if unseen else ''}. Put "
+            f"{observed}{f', and its simulator sites {unseen} are not observed' if unseen else ''}. Put "
             "everything that belongs to one data point into one site.",
         )
         (site,) = observed
-        frames = observed[site]["cond_indep_stack"]
+        frames, value = trace[site]["cond_indep_stack"], np.asarray(in_jax_types(trace[site]["value"]))
         checks.require(
-            len(frames) == 1 and np.shape(observed[site]["value"])[:1] == (frames[0].size,),
-            f"the observed site {site!r} of shape {np.shape(observed[site]['value'])} must stand in one plate, the "
+            len(frames) == 1 and value.shape[:1] == (frames[0].size,),
+            f"the observed site {site!r} of shape {value.shape} must stand in one plate, the "
             f"data plate, along its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. "
             f"Write: with numpyro.plate('data', len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each "
             "data point.",
         )
-        value = np.asarray(in_jax_types(observed[site]["value"]))
         checks.real(f"observation at {site!r}", value)
-        kept = _kept(site, observed[site])
-        latents = {name: found for name, found in samples.items() if name != site}
-        inside = [name for name, found in latents.items() if frames[0] in found["cond_indep_stack"]]
+        kept = _kept(site, trace[site])
+        inside = [name for name in values if frames[0] in trace[name]["cond_indep_stack"]]
         checks.require(
             not inside,
             f"the latents {inside} stand inside the data plate {frames[0].name!r}, one for each data point; the "
             "bootstrap infers parameters of the distribution of one data point. Draw them inside the simulator.",
         )
-        problem = Problem.read(model, *args, **kwargs) if site in simulated else None
-        if problem is not None:
-            problem.require_continuous("the posterior bootstrap")
-            checks.require(
-                not problem.simulators[site].simulator.ragged,
-                f"the draws at {site!r} are of any length (ragged=True), and the losses of the posterior bootstrap "
-                "compare draws of one. Let the simulator return statistics of fixed number, or use KELFI with "
-                "form=KernelStatistics(EmpiricalMeasureRule()) on one data set.",
-            )
+        problem.require_continuous("the posterior bootstrap")
+        checks.require(
+            site in problem.likelihoods or not problem.simulators[site].simulator.ragged,
+            f"the draws at {site!r} are of any length (ragged=True), and the losses of the posterior bootstrap "
+            "compare draws of one. Let the simulator return statistics of fixed number, or use KELFI with "
+            "form=KernelStatistics(EmpiricalMeasureRule()) on one data set.",
+        )
         lacking = np.flatnonzero(np.isnan(value[kept]).reshape(len(kept), -1).any(axis=1))
         checks.require(
             not len(lacking),
@@ -107,37 +96,32 @@ class IidModel:
             f"{kept[lacking[:3]].tolist()}, and the posterior bootstrap weights whole points. Leave them out, as by "
             "numpyro.handlers.mask, or use KELFI, which takes points that were observed in part.",
         )
-        target = Unconstrained.read(model, args, kwargs, {name: found["value"] for name, found in latents.items()})
-        bounded = [np.full(int(np.prod(target.shapes[name])), _is_bounded(latents[name])) for name in target.shapes]
-        return cls(model, args, kwargs, site, value, kept, target, np.concatenate(bounded), problem)
+        return cls(problem, site, value, kept, Unconstrained.read(model, args, kwargs, values))
 
     @property
     def data(self) -> np.ndarray:
         """The points that are not masked, `(points, *event)`."""
         return self.observed[self.kept]
 
+    @property
+    def simulator(self) -> Simulator | None:
+        """The simulator at the observed site; None where it has a density."""
+        found = self.problem.simulators.get(self.site)
+        return None if found is None else found.simulator
+
+    @property
+    def bounded(self) -> np.ndarray:
+        """Mark the unconstrained parameters of latents that are not any real number, `(dim,)`."""
+        latents = self.problem.latents
+        return np.concatenate([np.full(prod(s), _is_bounded(latents[name])) for name, s in self.target.shapes.items()])
+
     def starts(self, rng_key: jax.Array, num: int) -> np.ndarray:
         """Prior draws, unconstrained, `(num, dim)`."""
-        if self.problem is not None:
-            draws = self.problem.draw(rng_key, num).latents
-        else:
-            prior = Predictive(self.model, num_samples=num, return_sites=list(self.target.shapes))
-            with tracing.one_model_at_a_time():
-                draws = prior(rng_key, *self.args, **self.kwargs)
-        return self.unconstrain(draws)
+        return self.unconstrain(self.problem.draw(rng_key, num).latents)
 
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
-        if self.problem is not None and not self.problem.deterministics:
-            return self.target.constrain_rows(u)
-
-        def one(u):
-            trace, _ = self._run(u)
-            further = [name for name, site in trace.items() if site["type"] == "deterministic"]
-            kept = further if self.problem is None else self.problem.deterministics
-            return {name: trace[name]["value"] for name in (*self.target.shapes, *kept)}
-
-        return Program(jax.vmap(one))(u)
+        return sites_at(self.problem, self.target.constrain_rows(u))
 
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
@@ -146,14 +130,15 @@ class IidModel:
 
     def covariates(self, name: str | None) -> np.ndarray | None:
         """The covariates of the points that are not masked, `(points, ...)`, from the model's argument of this name."""
+        kwargs = self.problem.kwargs
         checks.require(
-            name is None or name in self.kwargs,
-            f"`covariates` names the argument {name!r}; run got the keyword arguments {sorted(self.kwargs)}.",
+            name is None or name in kwargs,
+            f"`covariates` names the argument {name!r}; run got the keyword arguments {sorted(kwargs)}.",
         )
-        rows: Any = None if name is None else np.asarray(self.kwargs[name], np.float64)
-        if self.problem is None:
+        rows: Any = None if name is None else np.asarray(kwargs[name], np.float64)
+        if self.simulator is None:
             return None
-        groups = self.problem.simulators[self.site].simulator.groups
+        groups = self.simulator.groups
         checks.require(
             (groups not in ((), (1,))) == (rows is not None),
             f"the simulator's parameters have batch shape {groups} and `covariates` is "
@@ -168,24 +153,23 @@ class IidModel:
 
     def one_call(self) -> Simulator:
         """The simulator of one data point."""
-        if self.problem is None:
+        whole = self.simulator
+        if whole is None:
             raise checks.explained(
                 "This model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.", TypeError
             )
-        whole = self.problem.simulators[self.site].simulator
         params = (np.zeros(shape, param.dtype) for shape, param in zip(whole.call_shapes, whole.params))
         declared = dict(shape=whole.event_shape, dtype=whole.dtype) if whole.black_box else {}
         return Simulator(whole.fn, *params, event_dims=tuple(map(len, whole.call_shapes)), **declared)
 
     def arguments(self, u: np.ndarray) -> np.ndarray:
         """Arguments of the simulator at unconstrained `u (m, dim)`: `(m, A)`, or `(m, points, A)` where they vary."""
-        assert self.problem is not None
         found = self.problem.arguments(self.target.constrain_rows(u))[self.site]
         return found[:, self.kept] if found.ndim == 3 and found.shape[1] > 1 else found.reshape(len(u), -1)
 
     def family(self, covariates: np.ndarray | None) -> Family:
         """The distribution of one data point as a function of unconstrained parameters."""
-        call = None if self.problem is None else Call.of(self.one_call())
+        call = None if self.simulator is None else Call.of(self.one_call())
         return Family(partial(self._simulate, call), self.target.dim, self._log_density, covariates)
 
     def predictive(self, covariates: np.ndarray | None) -> Callable[[jax.Array, int], Any]:
@@ -194,7 +178,7 @@ class IidModel:
         With covariates, a point is a covariate of the data at random and a response.
         """
         checks.require(
-            self.problem is not None,
+            self.simulator is not None,
             "centring on the model's own prior predictive needs a Simulator site; give `centering` a distribution or a "
             "sampler.",
         )
@@ -203,7 +187,7 @@ class IidModel:
     def _predicted(self, family: Family, rng_key, num):
         def one(rng_key):
             prior_key, noise_key, row_key = jax.random.split(rng_key, 3)
-            trace = tracing.trace_of(self.model, self.args, self.kwargs, keys=jax.random.key_data(prior_key)[None])
+            trace, _ = self._run({}, jax.random.key_data(prior_key)[None])
             u = self.target.flatten({name: trace[name]["value"] for name in self.target.shapes})
             if family.covariates is None:
                 return family.simulate(u, noise_key)
@@ -213,12 +197,12 @@ class IidModel:
         return jax.vmap(one)(jax.random.split(rng_key, num))
 
     def _simulate(self, call, u, rng_key, row=None):
-        arguments = self._run(u)[1][self.site].arguments
+        arguments = self._run(self.target.constrain(u))[1][self.site].arguments
         arguments = arguments.reshape(-1) if row is None else arguments[jnp.asarray(self.kept)[row]]
         return call(arguments, rng_key)
 
     def _log_density(self, u, points):
-        fn = self._run(u)[0][self.site]["fn"]
+        fn = self._run(self.target.constrain(u))[0][self.site]["fn"]
         if len(points) == len(self.kept) < len(self.observed):
             whole = jnp.zeros((len(self.observed), *points.shape[1:]), points.dtype).at[self.kept].set(points)
             return fn.log_prob(whole)[self.kept]
@@ -232,13 +216,13 @@ class IidModel:
             )
         return fn.log_prob(points)
 
-    def _run(self, u):
-        """The trace at unconstrained parameters, and the simulator where there is one."""
-        return tracing.run(self.model, self.args, self.kwargs, None, self.target.constrain(u))
+    def _run(self, latents, words=None):
+        """The trace at latents or at draws by keys of these words, and the simulator where there is one."""
+        return tracing.run(self.problem.model, self.problem.args, self.problem.kwargs, words, latents)
 
 
-def _is_bounded(site) -> bool:
-    support = site["fn"].support
+def _is_bounded(latent: Latent) -> bool:
+    support = latent.fn.support
     while isinstance(support, type(constraints.independent(constraints.real, 1))):
         support = support.base_constraint
     return support is not constraints.real
@@ -303,14 +287,10 @@ class PointSimulator(Recomputed):
         return programs.in_blocks(lambda block: self._program(rng_key, size, *block), rows, TOGETHER)
 
     @cached_property
-    def _call(self) -> Call:
-        return Call.of(self.simulator)
-
-    @cached_property
     def _program(self) -> Program:
         """The simulator as it is now: a function may refer to what has changed since the last run."""
-        even = accepts(self._call.fn, *self._call.zeros)
-        return Program(partial(_simulate, self._call, even), thorough=True)
+        call = Call.of(self.simulator)
+        return Program(partial(_simulate, call, accepts(call.fn, *call.zeros)), thorough=True)
 
     def _black_box(self, rng_key, flat, num_nodes):
         draws = Draws({}, {"x": np.repeat(flat, num_nodes, axis=0)}, {})

@@ -1,12 +1,11 @@
 """What every engine shares: settings in the constructor, data in `run`, and a posterior that is a value."""
 
 import abc
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from importlib.resources import files
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -75,12 +74,6 @@ class Engine(abc.ABC):
         """The posterior of another observation, from what was learnt; here by another run."""
         return self._infer(rng_key, args, kwargs)[1]
 
-    def _settings(self) -> Self:
-        """This engine without what it found."""
-        bare = copy.copy(self)
-        bare._found = None
-        return bare
-
     def __post_init__(self) -> None:
         self.check_settings()
 
@@ -103,10 +96,10 @@ class Engine(abc.ABC):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model.
         """
-        check_run(rng_key, args, kwargs)
-        self.check_settings()
+        checks.key(rng_key)
+        checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         with outputs.unchanged():
-            self._found = self._settings()._infer(rng_key, args, kwargs)
+            self._found = replace(self)._infer(rng_key, args, kwargs)  # of the settings as they are now, checked
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
         """The posterior of another observation, with the simulations and what was learnt in the last `run`, where the
@@ -119,8 +112,9 @@ class Engine(abc.ABC):
         Raises:
             ValueError: If the arguments change the prior or a simulator.
         """
-        check_run(rng_key, args, kwargs)
-        return self._settings()._condition(rng_key, args, kwargs, self.method)
+        checks.key(rng_key)
+        checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
+        return replace(self)._condition(rng_key, args, kwargs, self.method)
 
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
         """The posteriors of many observations, as `condition` has them one by one; in threads, as many as there are
@@ -242,12 +236,6 @@ class SimulationEngine(Engine):
 
     def _condition(self, rng_key, args, kwargs, method):
         return method.posterior(rng_key, self._checked(observed_anew(method.problem, args, kwargs)))
-
-
-def check_run(rng_key: Any, args: tuple, kwargs: dict) -> None:
-    """Check that a run has a key, and data that are known."""
-    checks.key(rng_key)
-    checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
 
 
 def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, what: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Any, cast
 
 import jax
@@ -10,13 +11,19 @@ import numpy as np
 
 from numpyro_kme._core import checks, progress
 from numpyro_kme._core.programs import child, split
-from numpyro_kme.engines import rounds
 from numpyro_kme.engines.base import SimulationEngine
-from numpyro_kme.engines.learnt_likelihoods import LearntLikelihoods, prior_measure, training
+from numpyro_kme.engines.learnt_likelihoods import (
+    FromPosterior,
+    FromVariance,
+    LearntLikelihoods,
+    Proposal,
+    is_narrow,
+    prior_measure,
+    training,
+)
 from numpyro_kme.engines.learnt_model import Drawn, joint_values
 from numpyro_kme.engines.learnt_posterior import UNSURE, LearntPosterior, emit_warnings, observation
 from numpyro_kme.engines.reference_table import observed_anew
-from numpyro_kme.engines.rounds import FromPosterior, FromVariance, Proposal
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
@@ -29,6 +36,9 @@ from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import SimulatedMissing
+
+ROUNDS, ONE_ROUND = 5, 100
+"""Rounds where the engine chooses; with fewer simulations than this it makes one."""
 
 FIRST = 150
 """Simulations of the first round at least, from which alone statistics are learnt at first."""
@@ -126,9 +136,9 @@ class KELFI(SimulationEngine):
         if self.num_rounds is not None:
             return self.num_rounds
         prior_draws = self.simulations is not None or self.store is not None
-        if prior_draws or not isinstance(self.form, ResidualKernelMeans | None) or self.num_simulations < rounds.FEWEST:
+        if prior_draws or not isinstance(self.form, ResidualKernelMeans | None) or self.num_simulations < ONE_ROUND:
             return 1
-        return rounds.ROUNDS if self.statistics is None else max(1, min(self.num_simulations // FIRST, rounds.ROUNDS))
+        return ROUNDS if self.statistics is None else max(1, min(self.num_simulations // FIRST, ROUNDS))
 
     def form_at(self, site: str, found: SimulatorSite) -> Form | None:
         """Form of the likelihood of one site: of learnt statistics, of what is recorded, of outputs of any length, or
@@ -212,7 +222,7 @@ class KELFI(SimulationEngine):
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
         checks.key(rng_key)
-        learnt, posterior = replace(self.method, engine=self._settings()), self.posterior
+        learnt, posterior = replace(self.method, engine=replace(self)), self.posterior
         problem = posterior.problem
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in problem.latents if name in latents}
@@ -224,9 +234,10 @@ class KELFI(SimulationEngine):
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key = split(rng_key, 3)
         problem = self._checked(Problem.read(self.model, *args, **kwargs))
-        calls, chosen = rounds.calls_each(problem), self.num_rounds is None
+        calls, chosen = calls_each(problem), self.num_rounds is None
         varying = calls > 1.0 and not all(site.alike for site in problem.simulators.values())
-        first, *later = rounds.sizes(self.num_simulations, 1 if chosen and varying else self.resolved_rounds)
+        number = 1 if chosen and varying else self.resolved_rounds
+        first, *later = np.bincount(np.arange(self.num_simulations) % number).tolist()  # as equal as can be
         simulations = self.plan.simulate(simulate_key, problem, first)
         simulations.warn_unless_near(problem.observations)
         learnt = self._fit(fit_key, problem, simulations)
@@ -236,7 +247,7 @@ class KELFI(SimulationEngine):
             # slopes are learnt from parameters that differ by as much as one of several calls tells
             power = proposal.power / calls
             draws = drawn.latents if power == 1.0 else learnt.draw(child(draw_key, 0), problem, power).latents
-            wide = chosen and number == 1 and (calls > 1.0 or not rounds.is_narrow(draws, simulations.latents))
+            wide = chosen and number == 1 and (calls > 1.0 or not is_narrow(draws, simulations.latents))
             if wide and not learnt.with_half(fit_key, problem).moved_by_half(problem, drawn) > UNSURE:
                 further = self.plan.simulate(run_key, problem, sum(later))
                 learnt, drawn = learnt.joined((fit_key, draw_key), drawn, problem, further)
@@ -294,3 +305,9 @@ class KELFI(SimulationEngine):
 
 def _variance(learnt: LearntLikelihoods, problem: Problem, drawn: Drawn, latents: Mapping[str, np.ndarray]):
     return learnt.reported(problem, drawn).surrogate_variance(latents)
+
+
+def calls_each(problem: Problem) -> float:
+    """Calls along plates for each number to infer, at least 1."""
+    calls = sum(prod(site.simulator.batch_shape) for site in problem.simulators.values())
+    return max(1.0, calls / sum(np.size(latent.value) for latent in problem.latents.values()))

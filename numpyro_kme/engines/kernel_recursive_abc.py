@@ -136,7 +136,6 @@ class KernelRecursiveABC(SimulationEngine):
                 "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
             },
             problem=problem,
-            estimate={name: np.asarray(value[0]) for name, value in latents.items()},
         )
 
     def _iteration(self, rng_key, problem: Problem, latents: Mapping, number: int) -> Simulations:
@@ -158,14 +157,8 @@ class KernelRecursiveABC(SimulationEngine):
 @saveable
 @dataclass(frozen=True, kw_only=True)
 class PointPosterior(Posterior):
-    """Points that close in on a point estimate.
-
-    Attributes:
-        estimate: The first point that the last herding chose, `{site: (*shape)}`.
-    """
-
-    estimate: Mapping[str, np.ndarray]
+    """Points that close in on a point estimate, in the order in which herding chose them."""
 
     def mode(self) -> dict[str, np.ndarray]:
         """The point estimate `{site: (*shape)}`: the first point that the last herding chose."""
-        return dict(self.estimate)
+        return {name: np.asarray(self.samples[name][0]) for name in self.latents}

@@ -1,7 +1,10 @@
-"""What KELFI learns from simulations: the likelihood of each simulator site, and the posterior of any observation."""
+"""What KELFI learns from rounds of simulations: the likelihood of each simulator site, and the posterior of any
+observation; and where the next round goes."""
 
-from collections.abc import Mapping
+import abc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -9,14 +12,16 @@ import numpy as np
 from scipy import special
 
 from numpyro_kme._core import checks, host, progress
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core.programs import split
 from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.solves import robust_standard_deviation
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
 from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
-from numpyro_kme.engines import rounds
 from numpyro_kme.engines.learnt_model import PARTICLES, Drawn, LearntModel, in_coordinates, in_model
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, observation, plain
-from numpyro_kme.engines.posterior import groups, sites_at
+from numpyro_kme.engines.posterior import columns, groups, sites_at
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.extrapolation import Repeats
@@ -29,8 +34,84 @@ from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import effective_size, systematic
 from numpyro_kme.simulations import Simulations
 
+Latents = Mapping[str, np.ndarray]
+
 HALVED = 40
 """Of fewer simulations a half teaches too little to be compared with."""
+
+NARROW = 0.7
+"""A proposal is narrow if the standard deviation of some number is below this fraction of the prior's."""
+
+
+class Proposal(abc.ABC):
+    """Where an engine simulates next.
+
+    Attributes:
+        power: `choose` gets draws of the prior times the likelihood to this power.
+    """
+
+    power: float = 1.0
+
+    @abc.abstractmethod
+    def choose(
+        self, rng_key: jax.Array, draws: Latents, variance: Callable[[Latents], np.ndarray], size: int
+    ) -> dict[str, np.ndarray]:
+        """Latents of the next simulations, `{site: (size, *shape)}`.
+
+        Args:
+            rng_key: The only source of randomness.
+            draws: Draws from the posterior of the last round, with the likelihood to the power `power`,
+                `{site: (n, *shape)}`.
+            variance: Variance of the surrogate at latents, `{site: (k, *shape)} -> (k,)`.
+            size: How many.
+        """
+
+
+@frozen
+class FromPosterior(Proposal):
+    r"""Simulate at draws from the power posterior $p(\theta) q(y \mid \theta)^t$ of the last round.
+
+    With the power `t = 1/2` they reach about 1.4 times as far as the posterior, so that the likelihood is learnt around
+    it too, and a posterior that a round got too narrow is put right by the next. Where `n` calls along plates tell of
+    `p < n` numbers, the power is `t p / n`: slopes are learnt from parameters that differ by as much as one call tells.
+
+    Args:
+        power: `t`, above 0 and no more than 1, which is the posterior itself.
+    """
+
+    power: float = 0.5
+
+    def __post_init__(self):
+        checks.require(0.0 < self.power <= 1.0, f"`power` must lie above 0 and be at most 1; got {self.power}.")
+
+    def choose(self, rng_key, draws, variance, size):
+        """Draws without replacement."""
+        return take(rng_key, draws, size)
+
+
+@frozen
+class FromVariance(Proposal):
+    """Simulate at posterior draws, more often where the surrogate's Gaussian-process variance is large.
+
+    Of `candidates * size` posterior draws, `size` are drawn without replacement with odds in proportion to the
+    variance: the posterior says where it matters, the variance where nothing was simulated yet. For forms that have a
+    variance (`KernelMeans`).
+
+    Args:
+        candidates: Posterior draws for each simulation.
+    """
+
+    candidates: int = 4
+
+    def __post_init__(self):
+        checks.whole("candidates", self.candidates, 1)
+
+    def choose(self, rng_key, draws, variance, size):
+        """Posterior draws with odds in proportion to the variance."""
+        first_key, second_key = split(rng_key)
+        among = take(first_key, draws, min(self.candidates * size, len(next(iter(draws.values())))))
+        odds = np.maximum(np.asarray(variance(among), np.float64), 1e-12)
+        return take(second_key, among, size, odds / odds.sum())
 
 
 @dataclass(frozen=True)
@@ -61,19 +142,30 @@ class LearntLikelihoods(Recomputed):
         """Learn from further simulations too, and draw again, by the keys for learning and drawing."""
         learnt = self.engine._fit(keys[0], problem, self.simulations.joined(further))
         after = learnt.draw(keys[1], problem)
-        moved = rounds.moved(drawn.latents, after.latents)
-        return replace(learnt, history=(*self.history, (len(further), moved)), amortised=self.amortised), after
+        history = *self.history, (len(further), moved(drawn.latents, after.latents))
+        return replace(learnt, history=history, amortised=self.amortised), after
 
     def with_half(self, rng_key: jax.Array, problem: Problem) -> Self:
-        """Learn from half of the simulations, too."""
-        half = {}
-        with progress.phase("learning again from half of the simulations", self.engine.progress_bar):
+        """Learn likelihoods of the default form from half of the simulations too, chosen at random, where all
+        statistics that vary over all of them vary over the half. Statistics that were learnt stay."""
+        half, label = {}, "learning again from half of the simulations"
+        with progress.phase(label, self.engine.progress_bar), checks.collected_warnings():
             for site, fitted in self.likelihoods.items():
                 theta, x, _, seen = training(self.engine, rng_key, problem, site, self.simulations)
+                whole = learnt = fitted.surrogate
+                if isinstance(whole, StatisticsSurrogate):
+                    learnt, x, seen = whole.inner, np.asarray(whole.simulated), {}
+                repeats = Repeats.of(theta)
+                if len(repeats) < HALVED or not isinstance(learnt, ResidualSurrogate):
+                    continue
+                rows, _ = repeats.halves(np.random.default_rng(0))
+                if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
+                    continue
                 how = {"coordinates": fitted.coordinates, "measure": self.measures[site], **seen}
-                found = _of_half(fitted, theta, x, how)
-                if found is not None:
-                    half[site] = found
+                half[site] = found = fit_likelihood(theta[rows], x[rows], form=learnt.form_of_half, **how)
+                if isinstance(whole, StatisticsSurrogate):
+                    inner = replace(whole, inner=found.surrogate)
+                    half[site] = replace(fitted, surrogate=inner, simulated=found.simulated)
         return replace(self, half=half)
 
     def posterior(self, rng_key: jax.Array, problem: Problem) -> LearntPosterior:
@@ -123,7 +215,12 @@ class LearntLikelihoods(Recomputed):
             },
             moved_by_half=self.moved_by_half(problem, drawn),
         )
-        return replace(posterior, info=describe(posterior, rounds.described(self.history)))
+        info = describe(posterior)
+        if len(self.history) > 1:
+            made, moves = zip(*self.history)
+            sizes, steps = ", ".join(map(str, made)), ", ".join(map("{:.2g}".format, moves[1:]))
+            info["rounds"] = f"simulations {sizes}; the posterior moved by {steps} sd"
+        return replace(posterior, info=info)
 
     def moved_by_half(self, problem: Problem, drawn: Drawn) -> float:
         r"""Distance that the posterior moves when the draws are weighted to the likelihoods of half of the simulations,
@@ -144,7 +241,7 @@ class LearntLikelihoods(Recomputed):
         if effective_size(weights) < LEAST_EFFECTIVE_SIZE:
             return np.inf
         rows = systematic(np.random.default_rng(0), weights, len(weights))
-        return rounds.moved(drawn.latents, {name: value[rows] for name, value in drawn.latents.items()})
+        return moved(drawn.latents, {name: value[rows] for name, value in drawn.latents.items()})
 
     def require_amortised(self) -> None:
         """Raise an error unless they serve every observation."""
@@ -191,32 +288,40 @@ def prior_measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: 
     return Points(coordinates.table(arguments[chosen]))
 
 
-def _of_half(
-    fitted: FittedLikelihood, theta: np.ndarray, x: np.ndarray, how: Mapping[str, Any]
-) -> FittedLikelihood | None:
-    """The likelihood of the default form from half of the simulations, at random, where all statistics that vary over
-    all of them vary over the half. Statistics that were learnt stay."""
-    whole = learnt = fitted.surrogate
-    if isinstance(whole, StatisticsSurrogate):
-        learnt, x, how = whole.inner, np.asarray(whole.simulated), {**how, "y": None, "names": ()}
-    repeats = Repeats.of(theta)
-    if len(repeats) < HALVED or not isinstance(learnt, ResidualSurrogate):
-        return None
-    rows, _ = repeats.halves(np.random.default_rng(0))
-    if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
-        return None
-    with checks.collected_warnings():
-        half = fit_likelihood(theta[rows], x[rows], form=learnt.form_of_half, **how)
-    if isinstance(whole, StatisticsSurrogate):
-        return replace(fitted, surrogate=replace(whole, inner=half.surrogate), simulated=half.simulated)
-    return half
-
-
 def some_calls(rng_key: jax.Array, simulations: int, calls: int, rows: int) -> np.ndarray:
     """Numbers of some of the calls of each simulation, none twice, in a table with a row for each call of each: about
     `rows` in all, and one of each simulation at least."""
     used = int(np.clip(rows // simulations, 1, calls))
-    if used == calls:
-        return np.arange(simulations * calls)
     order = np.argsort(numpy_rng(rng_key).random((simulations, calls)), axis=1)[:, :used]
     return (calls * np.arange(simulations)[:, None] + np.sort(order, axis=1)).ravel()
+
+
+def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """`size` draws, none twice unless there are too few."""
+    number = len(next(iter(latents.values())))
+    index = numpy_rng(rng_key).choice(number, size, replace=size > number, p=odds)
+    return {name: np.asarray(value)[index] for name, value in latents.items()}
+
+
+def moved(before: Latents, after: Latents) -> float:
+    """Distance that a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
+    deviation."""
+    old, new = _varying(before, after)
+    sd = new.std(axis=0)
+    means, widths = (new.mean(axis=0) - old.mean(axis=0)) / sd, np.log(sd / np.maximum(old.std(axis=0), 1e-300))
+    return float(np.max(np.abs([means, widths]), initial=0.0))
+
+
+def is_narrow(draws: Latents, prior: Latents) -> bool:
+    """True if the robust standard deviation of some number is below `NARROW` of the prior's."""
+    narrow, wide = _varying(draws, prior)
+    spread = partial(np.apply_along_axis, robust_standard_deviation, 0)
+    return bool(np.any(spread(narrow) < NARROW * spread(wide)))
+
+
+def _varying(one: Latents, other: Latents) -> tuple[np.ndarray, np.ndarray]:
+    """Tables `(m, k)` of the numbers of two sets of draws that vary in the other by more than rounding in float32; a
+    correlation with itself does not."""
+    table = columns(other)
+    kept = np.ptp(table, axis=0) > 1e-6 * np.max(np.abs(table), axis=0)
+    return columns(one)[:, kept], table[:, kept]

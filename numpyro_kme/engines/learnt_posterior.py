@@ -272,8 +272,8 @@ def observation(problem: Problem, site: str) -> np.ndarray:
     return np.asarray(problem.observations[site], np.float64)
 
 
-def describe(posterior: LearntPosterior, rounds: str) -> dict[str, Any]:
-    """Lines of the summary: what was learnt, how the draws were found, and which `rounds` were made, if any."""
+def describe(posterior: LearntPosterior) -> dict[str, Any]:
+    """Lines of the summary: what was learnt, and how the draws were found."""
     problem, simulations, drawn = posterior.problem, posterior.simulations, posterior.drawn
     info: dict[str, Any] = {"simulations": len(simulations)}
     for site, fitted in posterior.likelihoods.items():
@@ -303,7 +303,7 @@ def describe(posterior: LearntPosterior, rounds: str) -> dict[str, Any]:
         for fitted in posterior.likelihoods.values():
             fitted.surrogate.require_density()
         info["log marginal likelihood"] = drawn.log_evidence
-    return info | ({"rounds": rounds} if rounds else {})
+    return info
 
 
 def emit_warnings(posterior: LearntPosterior) -> None:

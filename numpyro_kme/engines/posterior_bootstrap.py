@@ -206,7 +206,7 @@ class PosteriorBootstrap(Engine):
             fields={"loss": found.loss, "converged": found.converged, **further},
             groups={"observed_data": {iid.site: iid.data}},
             info=found.describe(open_latents),
-            problem=iid.problem,
+            problem=None if iid.simulator is None else iid.problem,
             replicates=found,
             iid=iid,
             losses=losses,
@@ -228,7 +228,7 @@ class PosteriorBootstrap(Engine):
         prior = (starts - center) / width
         box = np.where(iid.bounded, REACH * np.quantile(prior, [0.05, 0.95], axis=0), [[-np.inf], [np.inf]])
         return BootstrapProblem(
-            simulate=PointSimulator(_Arguments(iid, center, width), simulator, self.plan),
+            simulate=PointSimulator(partial(_arguments, iid, center, width), simulator, self.plan),
             loss=loss,
             data=data,
             fit_proportion=getattr(loss, "fit_proportion", False),
@@ -276,16 +276,9 @@ class PosteriorBootstrap(Engine):
         return self.posterior.replicates
 
 
-@dataclass(frozen=True)
-class _Arguments:
+def _arguments(iid: IidModel, center: np.ndarray, width: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Arguments of the simulator at standardised parameters."""
-
-    iid: IidModel
-    center: np.ndarray
-    width: np.ndarray
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        return self.iid.arguments(self.center + self.width * x)
+    return iid.arguments(center + width * x)
 
 
 def _drawn(distribution: Distribution, rng_key: jax.Array, num: int) -> jax.Array:

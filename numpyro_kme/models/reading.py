@@ -27,14 +27,14 @@ class Parts(NamedTuple):
 
 
 @tracing.one_model_at_a_time()
-def read(model: Callable, args: tuple, kwargs: Mapping, before: Any = None) -> Parts:
+def read(model: Callable, args: tuple, kwargs: Mapping, before: Any = None, simulated: bool = True) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`. The dependence of sites is that of the same model
-    with other data, `before`, where the sites are the same."""
+    with other data, `before`, where the sites are the same. One that is not to be `simulated` needs no simulator."""
     tracing.refuse_seeded(model)
     with explained(model, args, kwargs):
         trace, simulators = tracing.run(model, args, kwargs, None, {})
     tracing.check_plates(trace)
-    _check_kinds(trace, simulators)
+    _check_kinds(trace, simulators, simulated)
     parents = {} if before is None else _known_parents(before)
     known = {name for name, site in trace.items() if site["type"] != "plate"} == set(parents)
     parts = _parts_of(trace, simulators, parents if known else _parents(model, args, kwargs, trace, simulators))
@@ -95,8 +95,8 @@ def explained(model: Callable, args: tuple, kwargs: Mapping):
         ) from error
 
 
-def _check_kinds(trace: Mapping, simulators: Mapping[str, Simulator]) -> None:
-    """Require a simulator, a latent, and no parameter without a prior."""
+def _check_kinds(trace: Mapping, simulators: Mapping[str, Simulator], simulated: bool) -> None:
+    """Require a simulator where the model must be `simulated`, a latent, and no parameter without a prior."""
     kinds: dict[str, list[str]] = {"sample": [], "param": [], "latent": []}
     for name, site in trace.items():
         kinds.setdefault(site["type"], []).append(name)
@@ -108,7 +108,7 @@ def _check_kinds(trace: Mapping, simulators: Mapping[str, Simulator]) -> None:
         "(or the handler numpyro.handlers.lift), or pass their values as arguments of the model.",
     )
     checks.require(
-        len(simulators) > 0,
+        len(simulators) > 0 or not simulated,
         f"The model has no simulator site; its sites are {kinds['sample']}. Add one: numpyro.sample('x', "
         "numpyro_kme.Simulator(fn, *params), obs=x).",
     )

@@ -24,28 +24,16 @@ from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import called_back
 
 
-class ProperPriors(Messenger):
-    """Refuse a latent that has no value and cannot be drawn."""
-
-    def process_message(self, msg):
-        """Look at the prior before NumPyro draws from it."""
-        improper = msg["type"] == "sample" and isinstance(compat.innermost(msg["fn"]), dist.ImproperUniform)
-        if improper and msg["value"] is None:
-            raise checks.explained(
-                f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
-                "Give it a proper prior, as wide as it needs to be."
-            )
-
-
-class LeaveOutSimulators(ProperPriors):
-    """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs."""
+class LeaveOutSimulators(Messenger):
+    """Note the `Simulator` of each site, and give the site zeros if it has no value: no simulator runs. Refuse a latent
+    that has no value and cannot be drawn."""
 
     def __init__(self) -> None:
         super().__init__()
         self.simulators: dict[str, Simulator] = {}
 
     def process_message(self, msg):
-        """Keep the simulator of this message from running."""
+        """Keep the simulator of this message from running, and look at a prior before NumPyro draws from it."""
         if msg["type"] != "sample":
             return
         fn = compat.innermost(msg["fn"])
@@ -56,7 +44,11 @@ class LeaveOutSimulators(ProperPriors):
                 msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
             elif fn.ragged:
                 msg["value"] = self.simulators[msg["name"]].padded(msg["value"])
-        super().process_message(msg)
+        checks.require(
+            msg["value"] is not None or not isinstance(fn, dist.ImproperUniform),
+            f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
+            "Give it a proper prior, as wide as it needs to be.",
+        )
 
 
 PATIENCE = 5.0

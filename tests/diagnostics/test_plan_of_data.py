@@ -58,7 +58,7 @@ def trained():
 @pytest.fixture
 def engine(trained):
     """One whose settings a test may change."""
-    found = trained._settings()
+    found = replace(trained)
     found._found = trained._found
     return found
 
