@@ -39,7 +39,14 @@ def discrepancies_to(
     Cost: `m` discrepancies, compiled if JAX can trace the function, one by one in Python if not.
     """
     check_discrepancy(discrepancy)
-    x, y = _outputs(simulated, observed, checks.real if ragged else checks.sound)
+    for name, value in {"simulated": simulated, "observed": observed}.items():
+        (checks.real if ragged else checks.sound)(name, value)
+    x, y = np.asarray(simulated, np.float64), np.asarray(observed, np.float64)
+    checks.require(
+        x.ndim >= 1 and len(x) >= 1 and x.ndim == y.ndim + 1,
+        f"`simulated` must be outputs (m, *event) of the kind of `observed` (*event); got shapes {x.shape} and "
+        f"{y.shape}.",
+    )
     checks.require(
         not isinstance(discrepancy, Estimator | Loss) or x.shape[2:] == y.shape[1:],
         "The points of the data sets of `simulated` and `observed` must be alike; got shapes "
@@ -78,18 +85,6 @@ def check_discrepancy(given: Any) -> None:
         f"as Wasserstein(); got {given!r:.200}.",
         TypeError,
     )
-
-
-def _outputs(simulated, observed, check) -> tuple[np.ndarray, np.ndarray]:
-    for name, value in {"simulated": simulated, "observed": observed}.items():
-        check(name, value)
-    x, y = np.asarray(simulated, np.float64), np.asarray(observed, np.float64)
-    checks.require(
-        x.ndim >= 1 and len(x) >= 1 and x.ndim == y.ndim + 1,
-        f"`simulated` must be outputs (m, *event) of the kind of `observed` (*event); got shapes {x.shape} and "
-        f"{y.shape}.",
-    )
-    return x, y
 
 
 def _called(function, x, y):

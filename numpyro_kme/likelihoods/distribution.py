@@ -176,8 +176,19 @@ def fit_likelihood(
     return FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
 
 
+class RealValued(Distribution):
+    """Base of densities on a simulator's output without its constraints, whose parameters are checked elsewhere."""
+
+    arg_constraints: dict[str, Any] = {}
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """All real numbers."""
+        return constraints.independent(constraints.real, self.event_dim)
+
+
 @shown
-class KernelMeansLikelihood(Distribution):
+class KernelMeansLikelihood(RealValued):
     r"""The kernel means likelihood $q(y \mid \theta)$, learnt from simulations $\{(\theta_j, x_j)\}$.
 
     It stands for a density of the simulator's output that is smoothed by the learnt bandwidth. A finite number of
@@ -203,7 +214,6 @@ class KernelMeansLikelihood(Distribution):
 
     paper = "hsu2019bayesian"
 
-    arg_constraints: dict = {}
     pytree_data_fields = ("fitted", "arguments", "prepared")
     pytree_aux_fields = ("_read_otherwise",)
 
@@ -220,11 +230,6 @@ class KernelMeansLikelihood(Distribution):
         rows = {"batch": str(self.batch_shape), "event": str(self.event_shape), "observation": seen}
         how = 'numpyro.sample("x", likelihood, obs=x), or log_prob(x)'
         return Card("Kernel means likelihood, a distribution of NumPyro", rows, how)
-
-    @property
-    def support(self) -> constraints.Constraint:
-        """All real numbers: the learnt density lives on the simulator's output without its constraints."""
-        return constraints.independent(constraints.real, self.event_dim)
 
     def in_batches(self, shape: tuple[int, ...]) -> "KernelMeansLikelihood":
         """A copy of these calls with the batch shape `shape`, if there are as many.

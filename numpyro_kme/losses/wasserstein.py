@@ -68,7 +68,8 @@ class Wasserstein(Loss):
 
     def _plan(self, x, w, y, v):
         """Optimal plan `(n, M)` on the host."""
-        ot = _import_pot()
+        with checks.needs("Wasserstein on vectors needs", "POT", "transport"):
+            import ot
         cost = self._cost(x, y)
 
         def solve(w, v, cost):
@@ -105,9 +106,3 @@ class Quantiles(Embedding):
         order, levels = np.argsort(x), np.linspace(0.0, 1.0, self.num + 1)
         below, area = (np.append(0.0, np.cumsum(part[order])) for part in (w, w * x))
         return np.sqrt(self.num) * np.diff(np.interp(levels, below / below[-1], area / below[-1]))
-
-
-def _import_pot():
-    with checks.needs("Wasserstein on vectors needs", "POT", "transport"):
-        import ot
-    return ot

@@ -11,8 +11,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
-from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
@@ -21,12 +19,14 @@ from numpyro_kme._core.host import full_precision
 from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
-from numpyro_kme.mcmc.noise import NOISE, declared_noise, several_keys
+from numpyro_kme.likelihoods.distribution import RealValued
+from numpyro_kme.mcmc.noise import latent_noise, several_keys
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.sites import observed_simulator
 
 
 @shown
-class SyntheticLikelihood(Distribution):
+class SyntheticLikelihood(RealValued):
     r"""Gaussian synthetic likelihood, $N(y;\, \hat\mu_\theta, \hat\Sigma_\theta)$.
 
     Mean and covariance are those of simulations at each `theta`.
@@ -55,7 +55,6 @@ class SyntheticLikelihood(Distribution):
 
     paper = "wood2010statistical"
 
-    arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("simulator", "rng_key")
     pytree_aux_fields = ("num_simulations",)
 
@@ -98,11 +97,6 @@ class SyntheticLikelihood(Distribution):
             },
             'numpyro.sample("x", likelihood, obs=x), or log_prob(x)',
         )
-
-    @property
-    def support(self) -> constraints.Constraint:
-        """All real numbers."""
-        return constraints.independent(constraints.real, self.event_dim)
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Simulations themselves, not draws of the normal distribution."""
@@ -188,37 +182,30 @@ class soft_abc(Messenger):
 
     def process_message(self, msg):
         """Put the kernel in place at an observed simulator site, around one simulation with noise of its own."""
-        if msg["type"] != "sample" or not msg["is_observed"]:
+        simulator = observed_simulator(msg)
+        if simulator is None:
             return
-        simulator = compat.innermost(msg["fn"])
-        if not isinstance(simulator, Simulator):
-            return
-        one, batch = declared_noise(simulator), simulator.batch_shape
-        scale = compat.scale(msg)
+        batch, scale = simulator.batch_shape, compat.scale(msg)
         checks.require(
             not checks.is_concrete(scale) or bool(np.all(np.asarray(scale) == 1.0)),
             f"The site {msg['name']!r} is scaled by {scale}, which has no meaning for soft_abc: a kernel to a power is "
             "another kernel. Give that one, or use handlers.surrogate.",
         )
         _check_known(msg, simulator)
-        whole = one.expand(batch + one.batch_shape).to_event(len(batch + one.batch_shape))
         with compat.outside(self):
-            noise = numpyro.sample(f"{msg['name']}_noise", whole, infer={NOISE: True})
+            noise = latent_noise(msg["name"], simulator, batch)
         inputs = [noise, *simulator.broadcast_params(batch)]
         rows = [jnp.reshape(value, (prod(batch), *value.shape[len(batch) :])) for value in inputs]
         if not simulator.has_rsample:
-            rows = compat.without_derivative(rows, _no_derivative(simulator))
+            error = NotImplementedError(
+                f"Simulator `{simulator.name}` returns {simulator.dtype}, whose draws have no derivative, which NUTS, "
+                "HMC and SVI need. PseudoMarginal samples this model without: MCMC(PseudoMarginal(model), ...). Or use "
+                "an engine, such as RejectionABC or KELFI."
+            )
+            rows = compat.without_derivative(rows, error)
         with compat.shielded():
             simulated = jax.vmap(simulator.fn.fn)(*rows).reshape(batch + simulator.event_shape)
         msg["fn"] = compat.rewrapped(msg["fn"], lambda _: AroundSimulation(self.kernel, simulated, simulator.event_dim))
-
-
-def _no_derivative(simulator: Simulator) -> NotImplementedError:
-    return NotImplementedError(
-        f"Simulator `{simulator.name}` returns {simulator.dtype}, whose draws have no derivative, which NUTS, HMC and "
-        "SVI need. PseudoMarginal samples this model without: MCMC(PseudoMarginal(model), ...). Or use an engine, such "
-        "as RejectionABC or KELFI."
-    )
 
 
 def _check_known(msg, simulator: Simulator) -> None:
@@ -236,7 +223,7 @@ def _check_known(msg, simulator: Simulator) -> None:
     )
 
 
-class AroundSimulation(Distribution):
+class AroundSimulation(RealValued):
     """`k(y, x)` around one simulation `x` for each call, as an unnormalised density of `y`; made by `soft_abc`.
 
     Args:
@@ -245,18 +232,12 @@ class AroundSimulation(Distribution):
         event_dim: Number of dimensions of one output.
     """
 
-    arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("kernel", "simulated")
 
     def __init__(self, kernel: Kernel, simulated: jax.Array, event_dim: int):
         self.kernel, self.simulated = kernel, simulated
         split = simulated.ndim - event_dim
         super().__init__(simulated.shape[:split], simulated.shape[split:])
-
-    @property
-    def support(self) -> constraints.Constraint:
-        """All real numbers."""
-        return constraints.independent(constraints.real, self.event_dim)
 
     def log_prob(self, value, intermediates=None):
         """`log k(y, x)` of each call, `(*batch_shape)`."""

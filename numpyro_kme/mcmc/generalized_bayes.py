@@ -9,17 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
-from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.host import full_precision
+from numpyro_kme.likelihoods.distribution import RealValued
 from numpyro_kme.losses.base import Family, Loss, Nodes
 from numpyro_kme.losses.mmd import MMD
-from numpyro_kme.mcmc.noise import CommonNoise, NoisePolicy
+from numpyro_kme.mcmc.noise import CommonNoise, NoisePolicy, is_even
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import Call
+from numpyro_kme.models.sites import Call, observed_simulator
 
 _no_key = compat.valueless("fresh_noise_log_prob")
 
@@ -80,10 +79,8 @@ class generalized_bayes(Messenger):
 
     def process_message(self, msg):
         """Put the loss in place at an observed simulator site."""
-        if msg["type"] != "sample" or not msg["is_observed"]:
-            return
-        simulator, covariates = compat.innermost(msg["fn"]), self.covariates.get(msg["name"])
-        if not isinstance(simulator, Simulator):
+        simulator, covariates = observed_simulator(msg), self.covariates.get(msg["name"])
+        if simulator is None:
             return
         msg["value"] = simulator.vector(msg["value"])
         _check_site(msg, simulator, covariates)
@@ -101,7 +98,8 @@ class generalized_bayes(Messenger):
         family = Family(partial(_at_group, call, groups), simulator.arguments.size, None, known)
         with jax.ensure_compile_time_eval():
             loss = self.loss.for_data(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), given))
-            loss = loss if self.noise.is_even(simulator) else loss.for_independent()
+            even = isinstance(self.noise, CommonNoise) and is_even(simulator)
+            loss = loss if even else loss.for_independent()
             data = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.result_type(float)), given)
             offset = np.asarray(loss.offset(data, equal))
 
@@ -117,7 +115,7 @@ def _at_group(call: Call, groups: tuple[int, ...], arguments, noise, row=None):
     return call(arguments if row is None else arguments.reshape(*groups, -1)[row], noise)
 
 
-class LossDensity(Distribution):
+class LossDensity(RealValued):
     """`exp(-weight n loss)`, shared out evenly over the data plate; made by `generalized_bayes`.
 
     Args:
@@ -127,7 +125,6 @@ class LossDensity(Distribution):
         simulator: The simulator, along the data plate.
     """
 
-    arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("nodes", "weight", "arguments")
     pytree_aux_fields = ("losses", "_name", "_without_derivative")
 
@@ -137,11 +134,6 @@ class LossDensity(Distribution):
         why = "runs on the host" if simulator.black_box else "returns whole numbers"
         self._without_derivative = "" if simulator.has_rsample else why
         super().__init__(simulator.batch_shape, simulator.event_shape)
-
-    @property
-    def support(self) -> constraints.Constraint:
-        """All real numbers."""
-        return constraints.independent(constraints.real, self.event_dim)
 
     def mask(self, mask):
         """All or nothing: a joint loss has no terms of single points."""

@@ -14,7 +14,7 @@ from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
 from numpyro_kme.mcmc.densities import soft_abc
 from numpyro_kme.mcmc.generalized_bayes import generalized_bayes
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import require_whole_calls
+from numpyro_kme.models.sites import observed_simulator, require_whole_calls
 
 __all__ = ["generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
 
@@ -92,7 +92,7 @@ class surrogate(Messenger):
         if simulator.ragged:
             msg["value"] = simulator.expand(shape[: len(shape) - simulator.event_dim]).padded(msg["value"])
         mask = compat.mask(msg["fn"])
-        msg["value"] = compat.innermost(msg["fn"]).vector(msg["value"])
+        msg["value"] = simulator.vector(msg["value"])
         require_whole_calls(name, simulator, msg)
         known = checks.is_concrete(msg["value"])
         checks.require(
@@ -118,7 +118,7 @@ class uncondition_simulators(Messenger):
 
     def process_message(self, msg):
         """Forget the observation of a simulator site, and ask for a key."""
-        if msg["type"] == "sample" and msg["is_observed"] and isinstance(compat.innermost(msg["fn"]), Simulator):
+        if observed_simulator(msg) is not None:
             msg["is_observed"], msg["value"] = False, None
             if msg["kwargs"]["rng_key"] is None:
                 msg["kwargs"]["rng_key"] = numpyro.prng_key()

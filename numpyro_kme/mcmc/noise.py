@@ -85,10 +85,6 @@ class NoisePolicy(abc.ABC):
         """One call of the simulator as a function of its arguments and such noise."""
         return Call.of(simulator)
 
-    def is_even(self, simulator: Simulator) -> bool:
-        """Tell whether nodes are spread evenly, and not independent."""
-        return False
-
 
 @frozen
 class CommonNoise(NoisePolicy):
@@ -111,10 +107,6 @@ class CommonNoise(NoisePolicy):
         super().__post_init__()
         checks.key(self.rng_key, several=True)
 
-    def is_even(self, simulator):
-        """Tell whether the simulator runs on keys of low discrepancy."""
-        return is_even(simulator)
-
     def nodes(self, site, simulator, covariates):
         """One set that stays; with covariates a share for each data point."""
         key = simulation_key(site, common=True)
@@ -122,7 +114,7 @@ class CommonNoise(NoisePolicy):
         rows = None if covariates is None else len(covariates)
         number = self.num_simulations if rows is None else max(-(-self.num_simulations // rows), 2)
         with _known_now(key):
-            number = 2 ** int(np.ceil(np.log2(number))) if self.is_even(simulator) else number
+            number = 2 ** int(np.ceil(np.log2(number))) if is_even(simulator) else number
             return jax.tree.map(lambda leaf: leaf[None], even_nodes(simulator, key, number, rows))
 
 
@@ -145,9 +137,7 @@ class LatentNoise(NoisePolicy):
 
     def nodes(self, site, simulator, covariates):
         """One set, a site of the model."""
-        one = declared_noise(simulator)
-        whole = one.expand((self.num_simulations, *one.batch_shape)).to_event(1 + len(one.batch_shape))
-        return Nodes(numpyro.sample(f"{site}_noise", whole, infer={NOISE: True})[None])
+        return Nodes(latent_noise(site, simulator, (self.num_simulations,))[None])
 
 
 @frozen
@@ -199,6 +189,13 @@ def declared_noise(simulator: Simulator) -> dist.Distribution:
         "noise of one call; or use FreshNoise with PseudoMarginal.",
     )
     return fn.noise
+
+
+def latent_noise(site: str, simulator: Simulator, calls: tuple[int, ...]) -> jax.Array:
+    """Sample the declared noise of many calls as a latent `<site>_noise` of the model, `(*calls, *noise)`."""
+    one = declared_noise(simulator)
+    whole = one.expand((*calls, *one.batch_shape)).to_event(len(calls) + len(one.batch_shape))
+    return numpyro.sample(f"{site}_noise", whole, infer={NOISE: True})
 
 
 def is_even(simulator: Simulator) -> bool:

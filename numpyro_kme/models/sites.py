@@ -185,6 +185,12 @@ class SimulatorSite:
         return arguments.reshape(-1, arguments.shape[-1]), moved.reshape(shape)
 
 
+def observed_simulator(msg: Mapping[str, Any]) -> Simulator | None:
+    """The simulator of a message of NumPyro, where that is of an observed site which has one."""
+    simulator = compat.innermost(msg["fn"]) if msg["type"] == "sample" and msg["is_observed"] else None
+    return simulator if isinstance(simulator, Simulator) else None
+
+
 def require_whole_calls(name: str, simulator: Simulator, site: Mapping[str, Any]) -> None:
     """Raise where an argument of the simulator at a site of a trace has NaN, of those that are not traced, and where a
     mask has entries that belong to no call: it counts the one observation several times."""
