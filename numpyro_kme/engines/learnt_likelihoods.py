@@ -14,8 +14,7 @@ from scipy import special
 from numpyro_kme._core import checks, host, progress
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.programs import split
-from numpyro_kme._core.programs import Recomputed
+from numpyro_kme._core.programs import Recomputed, split
 from numpyro_kme._core.solves import robust_standard_deviation
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
 from numpyro_kme.embeddings.measures import Measure, Points, standard_normal

@@ -54,11 +54,6 @@ def hierarchical(x=None):
     numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
 
 
-def sums_only(x=None):
-    a, b = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
-    numpyro.sample("x", kme.Simulator(shifted, a + b), obs=x)
-
-
 def test_recursive_abc_leaves_the_prior_behind():
     """Maximum likelihood is at 0.8, the posterior mean at 0.64; the points close in."""
     engine = kme.KernelRecursiveABC(conjugate, 100, num_iterations=5)
@@ -78,24 +73,15 @@ def test_recursive_abc_takes_counts_that_mostly_coincide():
     assert abs(engine.posterior.mode()["theta"] - 0.8) < 0.25
 
 
-@pytest.mark.parametrize(
-    "model, x, seen, exact",
-    [
-        pytest.param("sums_only", X, lambda a, b: a + b, 0.8, marks=pytest.mark.slow),
-        pytest.param("shares", np.array([1.7]), lambda p: p @ [1.0, 2.0, 4.0], 1.7, marks=pytest.mark.slow),
-        ("hierarchical", X, lambda scale, theta: theta, 0.8),
-    ],
-)
-def test_recursive_abc_where_arguments_do_not_determine_the_latents(model, x, seen, exact):
+def test_recursive_abc_where_arguments_do_not_determine_the_latents():
     """The points lie on the surface of greatest likelihood, inside the support; the prior's are elsewhere."""
-    problem = kme.Problem.read(globals()[model], x=x)
-    engine = kme.KernelRecursiveABC(globals()[model], 150, num_iterations=5)
-    engine.run(KEY, x=x)
+    problem, engine = kme.Problem.read(hierarchical, x=X), kme.KernelRecursiveABC(hierarchical, 150, num_iterations=5)
+    engine.run(KEY, x=X)
     draws = engine.get_samples()
     assert all(inside.all() for inside in problem.inside_support(draws).values())
-    far = np.abs(seen(**problem.draw(KEY, 500).latents) - exact).mean()
-    assert np.abs(seen(**draws) - exact).mean() < 0.3 * far
-    assert abs(seen(**engine.posterior.mode()) - exact) < 0.3 * far
+    far = np.abs(problem.draw(KEY, 500).latents["theta"] - 0.8).mean()
+    assert np.abs(draws["theta"] - 0.8).mean() < 0.3 * far
+    assert abs(engine.posterior.mode()["theta"] - 0.8) < 0.3 * far
 
 
 def fails_above(rng, theta):

@@ -1,5 +1,5 @@
-"""What has changed between two runs is seen: closures, arguments of the model, simulations of another model; and kinds
-of data."""
+"""What has changed between two runs is seen: closures, arguments of the model; and simulations and observations that
+cannot belong to the model are refused."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +83,38 @@ def test_simulations_of_another_model_are_refused():
             engine(renamed, simulations=bank).run(KEY, x=1.2)
         with pytest.raises(ValueError, match=r"has outputs of shape \(\) at site 'x'.* gives \(2,\)"), pytest.warns():
             engine(reshaped, simulations=bank).run(KEY, x=np.ones(2))
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    return kme.simulate(KEY, kme.Problem.read(model, middle=0.8), 400, progress_bar=False)
+
+
+@pytest.mark.parametrize("engine", [kme.KernelABC, kme.RejectionABC])
+def test_simulations_from_another_prior_are_refused_where_they_stand_for_the_prior(engine, elsewhere):
+    with pytest.raises(ValueError, match=r"theta has a Kolmogorov-Smirnov distance .* Use KernelBayes"):
+        engine(model, simulations=elsewhere).run(KEY, x=0.4)
+
+
+@pytest.mark.parametrize("engine", [kme.KernelBayes, kme.KELFI])
+def test_they_serve_where_they_do_not(engine, elsewhere):
+    """N(0, 1) prior, sd .5 of the noise: the posterior mean is .8 x, not what the simulations' own prior gives."""
+    found = engine(model, simulations=elsewhere, progress_bar=False)
+    found.run(KEY, x=0.4)
+    assert abs(found.get_samples()["theta"].mean() - 0.32) < 0.1
+
+
+def counted(rng_key, theta):
+    return random.poisson(rng_key, jnp.exp(theta))
+
+
+@pytest.mark.parametrize("engine", [kme.KELFI, kme.RejectionABC])
+def test_counts_cannot_be_fractions(engine):
+    def counts(x):
+        numpyro.sample("x", kme.Simulator(counted, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
+
+    with pytest.raises(ValueError, match=r"The observation at 'x' holds 2\.5, and its simulator `counted` gives whole"):
+        engine(counts).run(KEY, x=2.5)
 
 
 def test_the_bootstrap_sees_a_simulator_as_it_is_now():

@@ -136,7 +136,6 @@ class Shifted:
 # ------------------------------------------------------------------------------------------------------------
 
 COVARIANCE = np.array([[1.0, 0.6], [0.6, 2.0]], np.float32)
-FACTOR, DIAGONAL = np.array([[1.0], [-0.5]], np.float32), np.array([0.5, 1.0], np.float32)
 
 
 def one(prior, name="theta"):
@@ -162,10 +161,6 @@ def correlations(rng, m, concentration=2.0):
 LOWER = np.array([1, 2, 2]), np.array([0, 0, 1])
 
 
-def of_matrix(matrix):
-    return matrix[LOWER]
-
-
 def of_factor(factor):
     return (factor @ factor.T)[LOWER]
 
@@ -177,10 +172,6 @@ def ordered_draws(rng, m):
 
 def mixture_draws(rng, m):
     return np.where(rng.uniform(size=m) < 0.3, rng.normal(-2.0, 0.5, m), rng.normal(1.0, 1.0, m))
-
-
-def general_draws(rng, m):
-    return np.where(rng.uniform(size=m) < 0.3, rng.normal(-2.0, 0.5, m), rng.laplace(1.0, 1.0, m))
 
 
 def hierarchical():
@@ -205,13 +196,6 @@ PRIORS = [
         0.5,
         (1.0, -0.5),
     ),
-    Prior(
-        "LowRankMultivariateNormal",
-        one(dist.LowRankMultivariateNormal(jnp.zeros(2), FACTOR, DIAGONAL)),
-        normal_draws(FACTOR @ FACTOR.T + np.diag(DIAGONAL)),
-        0.5,
-        (1.0, -0.5),
-    ),
     Prior("Uniform", one(dist.Uniform(-1.0, 3.0)), scalar(lambda rng, m: rng.uniform(-1.0, 3.0, m)), 0.5, (2.6,)),
     Prior(
         "TruncatedNormal",
@@ -229,7 +213,6 @@ PRIORS = [
         0.1,
         (0.35, 0.25, 0.4),
     ),
-    Prior("LKJ", one(dist.LKJ(3, 2.0)), correlations, 0.25, (0.4, 0.1, -0.3), of_matrix, "mean"),
     Prior("LKJCholesky", one(dist.LKJCholesky(3, 2.0)), correlations, 0.25, (0.4, 0.1, -0.3), of_factor, "mean"),
     Prior(
         "ordered",
@@ -242,17 +225,6 @@ PRIORS = [
         "MixtureSameFamily",
         one(dist.MixtureSameFamily(WEIGHTS, dist.Normal(CENTRES, WIDTHS))),
         scalar(mixture_draws),
-        0.8,
-        (-0.8,),
-    ),
-    Prior(
-        "MixtureGeneral",
-        one(
-            dist.MixtureGeneral(
-                WEIGHTS, [dist.Normal(-2.0, 0.5), dist.Laplace(1.0, 1.0)], support=dist.constraints.real
-            )
-        ),
-        scalar(general_draws),
         0.8,
         (-0.8,),
     ),
@@ -326,7 +298,6 @@ ENGINES = {
 DEFAULT = {
     "Normal": "PosteriorBootstrap",
     "MultivariateNormal": "KELFI",
-    "LowRankMultivariateNormal": "RejectionABC",
     "Uniform": "KernelRecursiveABC",
     "TruncatedNormal": "KernelABC",
     "Gamma": "K2ABC",
@@ -338,8 +309,7 @@ DEFAULT = {
     "hierarchical": "RejectionABC",
     "improper": "RejectionABC",
 }
-"""The engine that the default suite runs with each prior: those that compile more have the plainer priors.
-LKJ and MixtureGeneral, much as another prior here, are slow with all."""
+"""The engine that the default suite runs with each prior: those that compile more have the plainer priors."""
 
 REFUSED = {("improper", engine): r"prior of 'theta' is improper \(ImproperUniform\)" for engine in ENGINES}
 TABLE = [

@@ -35,20 +35,12 @@ X[1, 2] = X[3, 0] = X[3, 3] = X[4, 2] = np.nan
 QUIET = dict(progress_bar=False)
 ENGINES = {
     "residual": lambda: kme.KELFI(model, 200, num_rounds=1, num_samples=200, **QUIET),
-    "published": lambda: kme.KELFI(model, 60, form=kme.KernelMeans(), num_samples=200, **QUIET),
     "KernelABC": lambda: kme.KernelABC(model, num_simulations=500, num_samples=200, **QUIET),
-    "KernelBayes": lambda: kme.KernelBayes(model, num_simulations=300, num_samples=50, **QUIET),
     "RejectionABC": lambda: kme.RejectionABC(model, num_simulations=2000, num_samples=200, **QUIET),
-    "DistributionRegressionABC": lambda: kme.DistributionRegressionABC(model, num_simulations=300, **QUIET),
-    "recursive": lambda: kme.KernelRecursiveABC(model, num_simulations=30, num_iterations=2, **QUIET),
 }
 
 
-QUICK = ("residual", "KernelABC", "RejectionABC")
-EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ENGINES]
-
-
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request):
     found = ENGINES[request.param]()
     with warnings.catch_warnings():

@@ -1,4 +1,5 @@
-"""Series of any length by their signatures, from the model to the posterior."""
+"""Series of any length by their signatures, and values at irregular times by `GaussianProcessPath` in the published
+form, from the model to the posterior."""
 
 import jax
 import numpy as np
@@ -6,13 +7,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_kme import KELFI, KernelABC, Simulator
-from numpyro_kme.kernels import SignatureRule, pad
+from numpyro_kme import KELFI, KernelABC, KernelMeans, Simulator
+from numpyro_kme.kernels import Gaussian, GaussianProcessPath, SignatureRule, WithLength, pad
 from numpyro_kme.likelihoods import KernelStatistics
+from numpyro_kme.likelihoods.published.learning import Hyperparameters
 
-LONGEST, NOISE = 12, 0.5
-
-
+LONGEST = 12
 TIMES = np.arange(1, LONGEST + 1) / 4.0
 
 
@@ -97,3 +97,68 @@ def test_lost_weeks_that_cannot_be_left_out_are_refused():
     form = KernelStatistics(SignatureRule(level=2))
     with pytest.raises(ValueError, match="one likelihood for all draws along plates cannot leave out"):
         KELFI(several, 60, form=form, progress_bar=False).run(jax.random.key(0), x=np.stack([pad(x, LONGEST)] * 2))
+
+
+MOST, NOISE = 10, 0.3
+KERNEL = GaussianProcessPath(1.0 * Gaussian(2.0), 0.25)
+LENGTHS = WithLength(KERNEL, 0.5)
+BETA, RIDGE = np.array([0.3]), 0.05
+
+
+def path(rng, amplitude, n):
+    times = np.sort(rng.uniform(0.0, 6.0, n))
+    return np.column_stack([times, amplitude * np.sin(times) + NOISE * rng.normal(size=n)])
+
+
+def simulator(rng, amplitude):
+    return path(rng, amplitude, rng.integers(4, MOST + 1))
+
+
+def path_model(x=None):
+    amplitude = numpyro.sample("amplitude", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", Simulator(simulator, amplitude, shape=(MOST, 2), dtype=float, ragged=True), obs=x)
+
+
+def exact_amplitude(x):
+    waves = np.sin(x[:, 0])
+    precision = 1.0 + waves @ waves / NOISE**2
+    return waves @ x[:, 1] / NOISE**2 / precision, precision**-0.5
+
+
+OBSERVED = path(np.random.default_rng(1), 0.7, 8)
+
+
+@pytest.fixture(scope="module")
+def kelfi():
+    """Hyperparameters about as they are learnt; learning takes a minute."""
+    known = Hyperparameters(Gaussian(BETA), LENGTHS, np.array(RIDGE))
+    engine = KELFI(path_model, 500, form=KernelMeans(data_kernel=LENGTHS, hyperparameters=known), progress_bar=False)
+    engine.run(jax.random.key(0), x=OBSERVED)
+    return engine
+
+
+def test_posteriors_of_paths_of_several_lengths(kelfi):
+    for n, amplitude in ((8, 0.7), (5, -0.6), (10, 0.1)):
+        x = path(np.random.default_rng(n), amplitude, n)
+        draws = kelfi.condition(jax.random.key(1), x=x).get_samples()["amplitude"]
+        mean, deviation = exact_amplitude(x)
+        assert abs(draws.mean() - mean) < 1.2 * deviation
+        assert 0.7 < draws.std() / deviation < 2.5
+
+
+def test_a_kernel_that_does_not_see_lengths_is_refused():
+    with pytest.raises(ValueError, match="does not compare how long outputs are"):
+        KELFI(path_model, 60, form=KernelMeans(data_kernel=KERNEL), progress_bar=False).run(
+            jax.random.key(0), x=OBSERVED
+        )
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, 2.0 * KERNEL], ids=["path", "scaled"])
+def test_what_needs_a_symmetric_kernel_refuses_it(kernel):
+    refused = (
+        KELFI(path_model, 60, form=KernelStatistics(kernel), progress_bar=False),
+        KernelABC(path_model, 60, kernel=kernel, progress_bar=False),
+    )
+    for engine in refused:
+        with pytest.raises(ValueError, match="a density of one point given the other and not symmetric"):
+            engine.run(jax.random.key(0), x=OBSERVED)

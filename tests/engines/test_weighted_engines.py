@@ -356,20 +356,6 @@ def in_groups(x=None):
 @pytest.mark.parametrize(
     ("make", "x", "error", "sentence"),
     [
-        (lambda bank: kme.K2ABC(conjugate, 5), X, ValueError, "`num_simulations` must be at least 20; got 5"),
-        (
-            lambda bank: kme.KernelABC(conjugate, regularisation=-1.0),
-            X,
-            ValueError,
-            "`regularisation` must be positive",
-        ),
-        (
-            lambda bank: kme.K2ABC(iid, epsilon=np.ones(3)),
-            X,
-            ValueError,
-            r"`epsilon` must be one number; got shape \(3,\)",
-        ),
-        (lambda bank: kme.RejectionABC(conjugate, quantile=0.1, threshold=1.0), X, ValueError, "not both"),
         (
             lambda bank: kme.KernelBayes(conjugate, prior={"weight": np.ones(3)}, simulations=bank),
             X,
@@ -397,12 +383,6 @@ def in_groups(x=None):
             X + 1e3,
             RuntimeError,
             "The kernel is zero between the observation and all 500 simulations: none comes near",
-        ),
-        (
-            lambda bank: kme.RejectionABC(conjugate, simulations=bank, discrepancy=lambda a, b: 1 / 0),
-            X,
-            ValueError,
-            "The discrepancy `<lambda>` failed: division by zero",
         ),
         (
             lambda bank: kme.KernelABC(iid, simulations=bank),

@@ -20,7 +20,7 @@ from numpyro_kme.engines import KELFI
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Hyperparameters
@@ -351,6 +351,26 @@ def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explain
 def single(x):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     numpyro.sample("x", Simulator(shifted, theta), obs=x)
+
+
+def test_a_site_a_factor_and_the_handler_are_one_density():
+    """`KernelMeansLikelihood` written out in a model."""
+
+    def site(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("x", KernelMeansLikelihood(learnt(), theta), obs=x)
+
+    def factor(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.factor("x", KernelMeansLikelihood(learnt(), theta).log_prob(x))
+
+    for theta in (jnp.array([-1.0, 0.5]), jnp.array([0.2, 0.1])):
+        at = (X,), {}, {"theta": theta}
+        by_site, by_factor, by_handler = (
+            log_density(model, *at)[0] for model in (site, factor, surrogate(single, {"x": learnt()}))
+        )
+        np.testing.assert_allclose(by_factor, by_site, rtol=1e-6)
+        np.testing.assert_allclose(by_handler, by_site, rtol=1e-4)
 
 
 def one_number(key, theta):
