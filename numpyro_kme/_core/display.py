@@ -161,7 +161,9 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
 def is_default(one: Field, value: Any) -> bool:
     """Tell whether a value is the default of a field."""
     default = one.default if one.default_factory is MISSING else one.default_factory()
-    return value is default or (np.ndim(value) == 0 and type(value) is type(default) and bool(value == default))
+    if value is default or isinstance(value, np.ndarray | jax.Array):
+        return value is default
+    return type(value) is type(default) and bool(value == default)
 
 
 def _argument(value: Any) -> str:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, numbers
+from numpyro_kme._core.display import numbers
 from numpyro_kme._core.host import full_precision, numpy_function
 from numpyro_kme._core.programs import pieces
 from numpyro_kme.kernels.base import register
@@ -64,13 +64,6 @@ class Coordinates:
     names: tuple[str, ...] = _static(default=())
     exact: bool = _static(default=False)
     note: str = _static(default="")
-
-    def _card(self) -> Card:
-        return Card(
-            f"{self.dim} coordinates of a simulator's arguments",
-            {"names": ", ".join(self.names), "map": self.note},
-            "table(arguments) gives the coordinates of many calls, forward(arguments) those of one",
-        )
 
     @classmethod
     def from_prior(

@@ -3,15 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 from numpyro.distributions import Unit
-from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat, programs
 from numpyro_kme._core.display import Card, brief, frozen, names_and_shapes, shown
@@ -38,13 +37,6 @@ class Draws:
     latents: Arrays
     arguments: Arrays
     deterministics: Arrays = field(default_factory=dict)
-
-    def _card(self) -> Card:
-        return Card(
-            f"{len(next(iter(self.arguments.values()))):,} draws of latents",
-            {name: names_and_shapes(arrays) for name, arrays in vars(self).items()},
-            "latents[name] and arguments[site] have a row for each draw; simulate(rng_key, problem, n) simulates",
-        )
 
 
 @shown
@@ -124,8 +116,8 @@ class Problem(Recomputed):
     @property
     def likelihood_observations(self) -> dict[str, np.ndarray]:
         """Values that the other likelihoods observe, `{site: (*shape)}`."""
-        trace, _ = self._run({name: latent.value for name, latent in self.latents.items()})
-        return {name: np.asarray(trace[name]["value"]) for name in self.likelihoods}
+        found = self._observed(*self._run({name: latent.value for name, latent in self.latents.items()}))
+        return {name: np.asarray(value) for name, value in found.items()}
 
     @property
     def discrete(self) -> tuple[str, ...]:
@@ -189,7 +181,7 @@ class Problem(Recomputed):
         keys = {name: data_of(child(rng_key, crc32(name.encode()))) for name in self.likelihoods}
         rows = np.arange(len(next(iter(latents.values()))))
         words = {name: fold_in(key, rows) for name, key in keys.items()}
-        return programs.in_blocks(self._draw_likelihoods, (words, self._checked(latents)))
+        return self._at(self._observed, self._checked(latents), None, words)
 
     def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
         """Tell whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them:
@@ -207,16 +199,17 @@ class Problem(Recomputed):
                 "or write a model whose prior reaches them.",
             )
 
-    def _run(self, latents: Mapping, words: Any = None, *inside: Messenger):
-        return tracing.run(self.model, self.args, self.kwargs, words, latents, *inside)
+    def _run(self, latents: Mapping, words: Any = None, likelihoods: Arrays = MappingProxyType({})):
+        inside = tracing.DrawObserved(likelihoods)
+        return tracing.run(self.model, self.args, self.kwargs, words, latents, inside)
 
-    def _at(self, function: Callable, latents: Arrays, words: np.ndarray | None = None) -> Any:
-        """`function` of the trace and its simulators at each of many points, given or drawn by keys of these words, by
-        one program for all calls."""
+    def _at(self, function: Callable, latents: Arrays, *words: Any) -> Any:
+        """`function` of the trace and its simulators at each of many points, given or drawn by keys of these words, and
+        likelihoods by those of their own, by one program for all calls."""
         known, name = self._programs, function.__name__
         if name not in known:
             known[name] = Program(jax.vmap(lambda rows: function(*self._run(*rows))))
-        return programs.in_blocks(known[name], (latents, words))
+        return programs.in_blocks(known[name], (latents, *words))
 
     @cached_property
     def _programs(self) -> dict[str, Program]:
@@ -247,15 +240,8 @@ class Problem(Recomputed):
     def _inside(self, trace, _):
         return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}
 
-    @cached_property
-    def _draw_likelihoods(self) -> Callable:
-        def draw(rows):
-            words, latents = rows
-            keys = {name: random.wrap_key_data(words[name]) for name in words}
-            trace, _ = self._run(latents, None, tracing.DrawObserved(keys))
-            return {name: trace[name]["value"] for name in self.likelihoods}
-
-        return Program(jax.vmap(draw))
+    def _observed(self, trace, _):
+        return {name: trace[name]["value"] for name in self.likelihoods}
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
         names = list(self.latents)

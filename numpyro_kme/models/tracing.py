@@ -179,16 +179,16 @@ class DrawObserved(Messenger):
     """Give observed sites draws from their own distributions, of the shape of what is observed; masked elements stay.
 
     Args:
-        keys: By site.
+        words: Those of a key, by site.
     """
 
-    def __init__(self, keys: Mapping[str, Any]) -> None:
+    def __init__(self, words: Mapping[str, Any]) -> None:
         super().__init__()
-        self.keys = keys
+        self.words = words
 
     def process_message(self, msg):
         """Draw before the site is scored, and before the sites that depend on it."""
-        if msg["type"] != "sample" or msg["name"] not in self.keys:
+        if msg["type"] != "sample" or msg["name"] not in self.words:
             return
         fn, seen = msg["fn"], jnp.asarray(msg["value"])
         checks.require(
@@ -198,7 +198,7 @@ class DrawObserved(Messenger):
         )
         batch = jnp.broadcast_shapes(fn.batch_shape, seen.shape[: max(0, seen.ndim - fn.event_dim)])
         fn = fn if batch == fn.batch_shape else fn.expand(batch)
-        drawn, counts = fn.sample(self.keys[msg["name"]]), compat.mask(fn)
+        drawn, counts = fn.sample(random.wrap_key_data(self.words[msg["name"]])), compat.mask(fn)
         if not checks.is_concrete(counts) or not np.all(counts):
             drawn = jnp.where(counts.reshape(counts.shape + (1,) * (drawn.ndim - counts.ndim)), drawn, seen)
         msg["value"] = drawn

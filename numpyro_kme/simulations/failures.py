@@ -95,13 +95,3 @@ class Penalise:
 
 
 OnFailure = Literal["raise", "skip"] | Retry | Penalise
-
-
-def retries(on_failure: OnFailure) -> int:
-    """Number of times that a failed simulation is run again."""
-    return on_failure.times if isinstance(on_failure, Retry) else 0
-
-
-def stops(on_failure: OnFailure) -> bool:
-    """Tell whether the first failure that remains ends the run."""
-    return (on_failure.then if isinstance(on_failure, Retry) else on_failure) == "raise"

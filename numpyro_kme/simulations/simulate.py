@@ -20,7 +20,7 @@ from numpyro_kme._core.programs import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import site_runs
-from numpyro_kme.simulations.failures import OnFailure, Penalise, Retry, SimulatedMissing, SimulationError, retries
+from numpyro_kme.simulations.failures import OnFailure, Penalise, Retry, SimulatedMissing, SimulationError
 from numpyro_kme.simulations.fingerprint import fingerprint
 from numpyro_kme.simulations.simulations import Simulations, as_long, of_rows
 from numpyro_kme.simulations.store import Store
@@ -120,6 +120,16 @@ class Plan:
             "Give `simulations` or `store`, not both: what is given is not simulated.",
         )
 
+    @property
+    def retries(self) -> int:
+        """Number of times that a failed simulation is run again."""
+        return self.on_failure.times if isinstance(self.on_failure, Retry) else 0
+
+    @property
+    def stops(self) -> bool:
+        """Tell whether the first failure that remains ends the run."""
+        return (self.on_failure.then if isinstance(self.on_failure, Retry) else self.on_failure) == "raise"
+
     def simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
         """The given simulations, if they are of the model, or `number` new ones from the prior, all when left out."""
         if self.simulations is not None:
@@ -191,7 +201,7 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
         "key": np.asarray(random.key_data(rng_key) if checks.is_key(rng_key) else rng_key).tolist(),
         "version": plan.version,
         "missing": plan.missing,
-        "retries": retries(plan.on_failure),
+        "retries": plan.retries,
         "block size": plan.block_size,
         "float64": jnp.result_type(float) == jnp.float64,
     }

@@ -200,10 +200,8 @@ class Simulations(Saved):
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
         sound = np.all([_sound(value, _ragged_dims(problem, name), missing) for name, value in x.items()], axis=0)
-        found = cls.from_latents(problem, of_rows(latents, sound), of_rows(x, sound), missing=missing)
-        failures = {} if sound.all() else {"not finite": int(np.sum(~sound))}
-        failed = of_rows(latents, ~sound)
-        return replace(found, index=np.flatnonzero(sound), failures=failures, failed=failed, attempted=len(sound))
+        kinds = np.where(sound, "", "not finite").tolist()
+        return cls._of_kinds(problem, latents, x, kinds, np.arange(len(kinds)), missing)
 
     @classmethod
     def from_store(
@@ -228,14 +226,18 @@ class Simulations(Saved):
                 latents[row] = {name: value[i] for name, value in part.latents.items()}
         ran = sorted(set.intersection(*map(set, known.values())))
         kinds = [next((f"{name}: {rows[row][1]}" for name, rows in known.items() if rows[row][1]), "") for row in ran]
-        total, failures = len(ran), dict(Counter(kind for kind in kinds if kind))
-        checks.require("" in kinds, f"All {total} simulations failed: {failures}.", SimulationError)
-        sound = np.array([not kind for kind in kinds])
         table = {name: np.array([latents[row][name] for row in ran]) for name in latents[ran[0]]}
         x = {name: np.array([rows[row][0] for row in ran]) for name, rows in known.items()}
-        found = cls.from_latents(problem, of_rows(table, sound), of_rows(x, sound), missing=missing)
-        failed = of_rows(table, ~sound)
-        return replace(found, index=np.array(ran)[sound], failures=failures, failed=failed, attempted=total)
+        return cls._of_kinds(problem, table, x, kinds, np.array(ran), missing)
+
+    @classmethod
+    def _of_kinds(cls, problem, latents: Arrays, x: Arrays, kinds: list[str], index: np.ndarray, missing):
+        """Those without a kind of failure, an empty text, of these numbers; the others are counted by kind."""
+        failures, sound = dict(Counter(filter(None, kinds))), np.array([not kind for kind in kinds])
+        checks.require(bool(sound.any()), f"All {len(kinds)} simulations failed: {failures}.", SimulationError)
+        found = cls.from_latents(problem, of_rows(latents, sound), of_rows(x, sound), missing=missing)
+        failed = of_rows(latents, ~sound)
+        return replace(found, index=index[sound], failures=failures, failed=failed, attempted=len(kinds))
 
 
 def of_rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import calls_on_host
 from numpyro_kme.simulations import executors
-from numpyro_kme.simulations.failures import Failure, SimulationError, retries, stops, unsound
+from numpyro_kme.simulations.failures import Failure, SimulationError, unsound
 from numpyro_kme.simulations.store import Part, Store, StoreError
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class Run:
     ):
         self.site, self.simulator, self.plan, self.bar, self.store = site, simulator, plan, bar, store
         self.latents, self.arguments = draws.latents, np.asarray(draws.arguments[site])
-        self.retries, self.stops = retries(plan.on_failure), stops(plan.on_failure)
         total = len(self.arguments)
         self.keys = fold_in(data_of(child(rng_key, crc32(site.encode()))), np.arange(total))
         kept = simulator.dtype if simulator.black_box else jax.dtypes.canonicalize_dtype(simulator.dtype)
@@ -67,10 +66,10 @@ class Run:
         """Outputs `(m, *batch, *event)`, and for each simulation a `Failure` or None."""
         rows = self._not_in_store()
         try:
-            for attempt in range(self.retries + 1):
+            for attempt in range(self.plan.retries + 1):
                 keys = self.keys if attempt == 0 else fold_in(self.keys, attempt)
                 again: list[int] = []
-                self._run(rows, keys, partial(self._report, again if attempt < self.retries else None))
+                self._run(rows, keys, partial(self._report, again if attempt < self.plan.retries else None))
                 rows = np.array(sorted(again), int)
         finally:
             self._write()
@@ -90,7 +89,7 @@ class Run:
                 self.errors[rows] = [Failure(kind, "as the store says") if kind else None for kind in kinds]
         self.bar.update(int(np.sum(~pending)))
         failed = np.flatnonzero(self.errors != None)  # noqa: E711
-        if self.stops and len(failed):
+        if self.plan.stops and len(failed):
             self._raise(failed[0])
         return np.flatnonzero(pending)
 
@@ -124,10 +123,10 @@ class Run:
         self._failures += len(failed)
         if failed:
             self.bar.set_postfix(failed=self._failures)
-        self._unwritten += sound if self.stops else sound + failed
+        self._unwritten += sound if self.plan.stops else sound + failed
         if time.monotonic() - self._written > WRITE_SECONDS:
             self._write()
-        if failed and self.stops:
+        if failed and self.plan.stops:
             self._raise(failed[0])
 
     def _write(self) -> None:

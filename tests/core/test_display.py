@@ -115,7 +115,8 @@ def used(kelfi):
     }
 
 
-SETTINGS = ("embedding", "sum", "plan", "weights", "rejection", "chain", "misspecification", "weight")
+SETTINGS = ("embedding", "sum", "plan", "draws", "coordinates", "weights", "rejection", "chain")
+SETTINGS += ("misspecification", "weight")
 """Values that print as they would be made."""
 
 

@@ -48,20 +48,6 @@ def normal(x=None):
     numpyro.sample("x", kme.Simulator(three, theta), obs=x)
 
 
-def bounded(x=None):
-    """Priors that are mapped to normals, with an interval and a truncation."""
-    theta = numpyro.sample("theta", dist.Uniform(-2.0, 2.0))
-    scale = numpyro.sample("scale", dist.TruncatedNormal(1.0, 0.5, low=0.1))
-    numpyro.sample("x", kme.Simulator(two, theta, scale), obs=x)
-
-
-def logarithms(x=None):
-    """Arguments that are functions of latents."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
-    scale = numpyro.sample("scale", dist.TransformedDistribution(dist.Normal(0.0, 0.3), dist.transforms.ExpTransform()))
-    numpyro.sample("x", kme.Simulator(two, jnp.exp(theta[0]), scale), obs=x)
-
-
 def dependent(x=None):
     """Priors that depend on one another: the map to coordinates runs the model."""
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
@@ -85,8 +71,6 @@ ENGINES = {
         normal, 40, form=kme.KernelMeans(solve=kme.likelihoods.LowRankSolve()), num_samples=100, **QUIET
     ),
     "recorded": lambda: kme.KELFI(unsure, 200, num_rounds=1, missing=kme.SimulatedMissing(), num_samples=100, **QUIET),
-    "bounded": lambda: kme.KELFI(bounded, 60, num_samples=100, **QUIET),
-    "logarithms": lambda: kme.KELFI(logarithms, 60, num_samples=100, **QUIET),
     "dependent": lambda: kme.KELFI(dependent, 60, num_samples=100, **QUIET),
     "KernelABC": lambda: kme.KernelABC(normal, num_simulations=300, **QUIET),
     "KernelBayes": lambda: kme.KernelBayes(normal, num_simulations=200, num_samples=50, **QUIET),

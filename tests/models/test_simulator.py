@@ -109,18 +109,6 @@ def test_black_box_inside_jax_depends_on_the_key_alone():
     np.testing.assert_array_equal(x, rng.normal(theta, 1.0))
 
 
-def test_black_box_in_a_model():
-    def black(x=None):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with numpyro.plate("n", 5):
-            numpyro.sample("x", BlackBox(theta, event_dims=1), obs=x)
-
-    serial = Predictive(black, num_samples=4)(random.key(0))
-    parallel = Predictive(black, num_samples=4, parallel=True)(random.key(0))
-    assert serial["x"].shape == (4, 5, 3)
-    np.testing.assert_allclose(serial["x"], parallel["x"], rtol=1e-5)  # XLA may fuse
-
-
 @pytest.mark.parametrize(
     ("fn", "shape", "dtype"),
     [

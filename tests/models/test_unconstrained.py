@@ -45,14 +45,6 @@ def test_prior_and_likelihood_are_told_apart():
     np.testing.assert_allclose(terms.log_prior, prior, rtol=1e-12)
 
 
-def test_round_trip_under_vmap():
-    target = Unconstrained.read(model, (Y,), {}, LATENTS)
-    u = jax.random.normal(jax.random.key(0), (5, 4))
-    latents = jax.jit(jax.vmap(target.constrain))(u)
-    np.testing.assert_allclose(jax.jit(jax.vmap(target.flatten))(latents), u, rtol=1e-9, atol=1e-9)
-    assert np.all(latents["top"] < latents["scale"])
-
-
 def test_a_list_is_an_observation_under_a_mask():
     def masked(y):
         with handlers.mask(mask=np.array([True, False, True])):

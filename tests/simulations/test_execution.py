@@ -151,11 +151,6 @@ def test_an_executor_whose_worker_dies(here, path, monkeypatch):
     assert_same(bank(model, executor=spawned(), store=path), here)
 
 
-def test_a_time_limit_in_this_process():
-    with pytest.raises(SimulationError, match="timeout"):
-        bank(model_of(sleepy, **BLACK), 2, timeout=0.2)
-
-
 @pytest.mark.parametrize("executor", [None, ThreadPoolExecutor(2)])
 def test_a_simulator_that_exits_has_failed(here, executor):
     theta = here.arguments["x"][5, 0]
@@ -169,10 +164,6 @@ def test_a_simulator_that_exits_has_failed(here, executor):
 
 def exiting(rng, theta, *, at):
     return sys.exit("no convergence") if theta == at else noisy(rng, theta)
-
-
-def sleepy(rng, theta):
-    time.sleep(30)
 
 
 def test_retrying_draws_again_given_success():

@@ -78,20 +78,6 @@ def test_another_key_and_another_block_size(problem, simulations):
     np.testing.assert_allclose(blocks.x["x"], simulations.x["x"], rtol=1e-5, atol=1e-6)
 
 
-def test_sites_do_not_depend_on_each_other():
-    def alone(y=None):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        numpyro.sample("other", Simulator(walk, 3.0 * theta))
-        numpyro.sample("x", Simulator(walk, 0.0 * theta))
-
-    def reversed_order():
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        numpyro.sample("x", Simulator(walk, 0.0 * theta))
-
-    first, second = (simulate(random.key(0), m, 3, progress_bar=False) for m in (alone, reversed_order))
-    np.testing.assert_array_equal(first.x["x"], second.x["x"])
-
-
 def test_groups_and_iid_draws():
     def boxed(rng, theta):
         return rng.normal(theta)
