@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from importlib.resources import files
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -24,10 +24,13 @@ from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.failures import OnFailure
 from numpyro_kme.simulations.simulate import Plan
 
+P = TypeVar("P", bound=Posterior)
+"""Kind of posterior that an engine gives."""
+
 
 @shown
 @dataclass(eq=False, repr=False)
-class Engine(abc.ABC):
+class Engine(abc.ABC, Generic[P]):
     """Base of the inference engines: settings in the constructor, data in `run`, then read the posterior.
 
     A subclass implements `_infer(rng_key, args, kwargs) -> (method, posterior)`. The method is what it learnt, which
@@ -45,7 +48,7 @@ class Engine(abc.ABC):
 
     model: Callable
     progress_bar: bool = field(default=True, kw_only=True)
-    _found: tuple[Any, Posterior] | None = field(default=None, init=False, repr=False, compare=False)
+    _found: tuple[Any, P] | None = field(default=None, init=False, repr=False, compare=False)
 
     def _card(self) -> Card:
         given = ((f, getattr(self, f.name)) for f in fields(self) if f.init and f.name != "model")
@@ -67,10 +70,10 @@ class Engine(abc.ABC):
         return Plan(**{f.name: getattr(self, f.name) for f in fields(Plan) if f.name in own})
 
     @abc.abstractmethod
-    def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, Posterior]:
+    def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, P]:
         """Infer; returns what was learnt that does not depend on the observation, or None, and the posterior."""
 
-    def _condition(self, rng_key: jax.Array, args: tuple, kwargs: dict, method: Any) -> Posterior:
+    def _condition(self, rng_key: jax.Array, args: tuple, kwargs: dict, method: Any) -> P:
         """The posterior of another observation, from what was learnt; here by another run."""
         return self._infer(rng_key, args, kwargs)[1]
 
@@ -101,7 +104,7 @@ class Engine(abc.ABC):
         with outputs.unchanged():
             self._found = replace(self)._infer(rng_key, args, kwargs)  # of the settings as they are now, checked
 
-    def condition(self, rng_key: jax.Array, *args, **kwargs) -> Posterior:
+    def condition(self, rng_key: jax.Array, *args, **kwargs) -> P:
         """The posterior of another observation, with the simulations and what was learnt in the last `run`, where the
         engine keeps them; one that keeps nothing runs again. The engine stays as it is.
 
@@ -150,12 +153,12 @@ class Engine(abc.ABC):
         return self._last[0]
 
     @property
-    def posterior(self) -> Posterior:
+    def posterior(self) -> P:
         """Posterior of the last `run`, an immutable value."""
         return self._last[1]
 
     @property
-    def _last(self) -> tuple[Any, Posterior]:
+    def _last(self) -> tuple[Any, P]:
         if self._found is None:
             raise checks.explained(f"{type(self).__name__}.run(rng_key, ...) should be called first.", RuntimeError)
         return self._found
@@ -185,7 +188,7 @@ class Engine(abc.ABC):
 
 
 @dataclass(eq=False, repr=False)
-class SimulationEngine(Engine):
+class SimulationEngine(Engine[P]):
     """Base of the engines that learn from simulations; a set of them serves every observation.
 
     A subclass implements `_fit(rng_key, problem, simulations)`, which returns a method: a value with `problem`, the

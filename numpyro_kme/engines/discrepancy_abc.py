@@ -20,14 +20,14 @@ from numpyro_kme.abc.weighting import (
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
 from numpyro_kme.engines.base import SimulationEngine, check_rule
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import WeightingMethod, check_weighting
+from numpyro_kme.engines.weighting import WeightedPosterior, WeightingMethod, check_weighting
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, mad_or_sd
 from numpyro_kme.losses.base import Loss
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class K2ABC(SimulationEngine):
+class K2ABC(SimulationEngine[WeightedPosterior]):
     r"""K2-ABC: simulations from the prior weighted by how close their data sets are to the observed one.
 
     $w_i \propto \exp\big(-\widehat{\mathrm{MMD}}^2(x_i, y) / \epsilon\big)$, with data sets of draws in any order, and
@@ -87,7 +87,7 @@ class K2ABC(SimulationEngine):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class RejectionABC(SimulationEngine):
+class RejectionABC(SimulationEngine[WeightedPosterior]):
     r"""Rejection ABC: the simulations from the prior whose outputs are nearest to the observation.
 
     Args:

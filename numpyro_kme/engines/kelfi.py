@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,7 +45,7 @@ FIRST = 150
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KELFI(SimulationEngine):
+class KELFI(SimulationEngine[LearntPosterior]):
     r"""Kernel embedding likelihood-free inference: a posterior from a few hundred simulations.
 
     The likelihood of the simulator is learnt as a kernel mean embedding. In the published form of Hsu and Ramos (2019)
@@ -196,11 +196,6 @@ class KELFI(SimulationEngine):
         name = type(self.form or ResidualKernelMeans()).__name__
         note = f"% {name}, a form of the likelihood by numpyro_kme, in place of the one published in"
         return "" if isinstance(self.form, KernelMeans) else note
-
-    @property
-    def posterior(self) -> LearntPosterior:
-        """The posterior of the last `run` or `refine`, an immutable value."""
-        return cast(LearntPosterior, self._last[1])
 
     @property
     def likelihoods(self) -> Mapping[str, FittedLikelihood]:

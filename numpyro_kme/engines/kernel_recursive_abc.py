@@ -25,7 +25,7 @@ from numpyro_kme.simulations.store import SETTINGS, StoreError
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KernelRecursiveABC(SimulationEngine):
+class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
     r"""Kernel recursive ABC: the maximum-likelihood point of a simulator, by Bayes' rule applied again and again.
 
     Each iteration simulates at `m` points, finds the embedding of their posterior by kernel ABC,

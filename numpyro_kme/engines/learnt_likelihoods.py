@@ -32,6 +32,7 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import effective_size, systematic
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.simulations import of_rows
 
 Latents = Mapping[str, np.ndarray]
 
@@ -240,7 +241,7 @@ class LearntLikelihoods(Recomputed):
         if effective_size(weights) < LEAST_EFFECTIVE_SIZE:
             return np.inf
         rows = systematic(np.random.default_rng(0), weights, len(weights))
-        return moved(drawn.latents, {name: value[rows] for name, value in drawn.latents.items()})
+        return moved(drawn.latents, of_rows(drawn.latents, rows))
 
     def require_amortised(self) -> None:
         """Raise an error unless they serve every observation."""
@@ -299,7 +300,7 @@ def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | Non
     """`size` draws, none twice unless there are too few."""
     number = len(next(iter(latents.values())))
     index = numpy_rng(rng_key).choice(number, size, replace=size > number, p=odds)
-    return {name: np.asarray(value)[index] for name, value in latents.items()}
+    return of_rows(latents, index)
 
 
 def moved(before: Latents, after: Latents) -> float:

@@ -24,6 +24,7 @@ from numpyro_kme.models.problem import Problem, discrete_message
 from numpyro_kme.models.unconstrained import Terms, Unconstrained
 from numpyro_kme.samplers.importance import Mixed, adapted_proposal
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
+from numpyro_kme.simulations.simulations import of_rows
 
 PARTICLES = 4000
 """Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
@@ -238,14 +239,13 @@ def joint_values(problem: Problem) -> dict[str, np.ndarray]:
 @numpy_function
 def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior: np.ndarray) -> dict[str, Any]:
     """Maximise the posterior density of the latents by L-BFGS from the five best of the given draws."""
-    best = np.argsort(log_posterior)[-5:]
 
     def loss(u):
         terms = target.terms(u)
         return -(terms.log_prior + terms.log_likelihood)
 
     value_and_gradient = Program(jax.value_and_grad(loss), thorough=True)
-    starts = target.flatten_rows({name: value[best] for name, value in latents.items()})
+    starts = target.flatten_rows(of_rows(latents, np.argsort(log_posterior)[-5:]))
     found = [scipy.optimize.minimize(value_and_gradient, np.asarray(u), jac=True, method="L-BFGS-B") for u in starts]
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
 

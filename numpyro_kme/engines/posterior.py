@@ -15,6 +15,7 @@ from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.simulations import of_rows
 
 Samples = Mapping[str, np.ndarray]
 
@@ -199,7 +200,7 @@ class Posterior(Recomputed, Saved):
 
 def by_chain(tree: Samples, rows: slice = slice(None)) -> dict[str, np.ndarray]:
     """Rows of arrays as the draws of one chain."""
-    return {name: np.asarray(value)[rows][None] for name, value in tree.items()}
+    return of_rows(tree, (None, rows))
 
 
 def _alike(one: Any, other: np.ndarray) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -78,7 +78,7 @@ class BootstrapPosterior(Posterior):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class PosteriorBootstrap(Engine):
+class PosteriorBootstrap(Engine[BootstrapPosterior]):
     r"""Posterior bootstrap of the parameters that minimise a loss between the data and a simulator.
 
     A Dirichlet process `DP(alpha, F)` on the distribution of the data gives random weights to the data (and to
@@ -264,11 +264,6 @@ class PosteriorBootstrap(Engine):
         elif isinstance(centering, str) and self.concentration:
             centering = iid.predictive(covariates)
         return DirichletProcess(self.concentration, centering, self.truncation)
-
-    @property
-    def posterior(self) -> BootstrapPosterior:
-        """Result of the last `run`, an immutable value."""
-        return cast(BootstrapPosterior, self._last[1])
 
     @property
     def replicates(self) -> Replicates:

@@ -14,7 +14,13 @@ from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
 from numpyro_kme.engines.base import SimulationEngine, check_kernel
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import SignedWeights, WeightingMethod, check_weighting, squared_distances
+from numpyro_kme.engines.weighting import (
+    SignedWeights,
+    WeightedPosterior,
+    WeightingMethod,
+    check_weighting,
+    squared_distances,
+)
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, log_lengths
@@ -27,7 +33,7 @@ SMOOTHER = 10.0
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KernelABC(SimulationEngine):
+class KernelABC(SimulationEngine[WeightedPosterior]):
     r"""Kernel ABC: ridge regression of the parameters' embedding on the data.
 
     $E[f(\theta) \mid y] \approx \sum_j v_j f(\theta_j)$, $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$. Weights are
@@ -89,7 +95,7 @@ class KernelABC(SimulationEngine):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KernelBayes(SimulationEngine):
+class KernelBayes(SimulationEngine[WeightedPosterior]):
     r"""Kernel Bayes' rule: posterior weights of simulations that may come from anywhere.
 
     The prior of the model enters as an embedding $\sum_j \gamma_j k_\Theta(\cdot, u_j)$ of draws, so `simulations` may
@@ -209,7 +215,7 @@ class KernelBayes(SimulationEngine):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class DistributionRegressionABC(SimulationEngine):
+class DistributionRegressionABC(SimulationEngine[WeightedPosterior]):
     r"""DR-ABC: soft ABC with summaries learnt by ridge regression from data sets to parameters.
 
     $s(y) = \bar z + k(y)^\top (K + m \lambda I)^{-1} (z - \bar z)$ predicts the coordinates `z` of the parameters from

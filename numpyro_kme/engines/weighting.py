@@ -26,6 +26,7 @@ from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.samplers.importance import systematic_shuffled
+from numpyro_kme.simulations.simulations import of_rows
 
 SHIFT, ERRORS, LEFT, MOST = 0.25, 2.0, 0.78, 1.7
 """A posterior is coarse where the regression moves a mean by more than `SHIFT` of its standard deviations and `ERRORS`
@@ -120,7 +121,7 @@ class WeightedPosterior(Posterior):
         checks.key(rng_key)
         checks.whole("num_samples", num_samples, 1)
         chosen = herded(self.z, self.weights, num_samples)
-        return self._super_samples({name: value[chosen] for name, value in self.sites.items()})
+        return self._super_samples(of_rows(self.sites, chosen))
 
 
 def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:
@@ -237,7 +238,7 @@ class WeightingMethod(Recomputed, abc.ABC):
         weighted = {site: value[None] for site, value in {**sites, "weight": weights}.items()}
         return WeightedPosterior(
             engine=name,
-            samples={site: value[chosen] for site, value in sites.items()},
+            samples=of_rows(sites, chosen),
             groups={**grouped, "weighted_posterior": weighted},
             info=info,
             problem=problem,

@@ -19,6 +19,7 @@ from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
 from numpyro_kme.samplers.importance import effective_size
+from numpyro_kme.simulations.simulations import of_rows
 
 
 @frozen
@@ -120,11 +121,10 @@ def _check_shapes(model, samples, args, kwargs) -> None:
 
 def _evenly_spaced(samples: Mapping[str, Any], most: int) -> dict[str, np.ndarray]:
     """At most so many of the draws `{site: (draws, *event)}`."""
-    draws = {name: np.asarray(value) for name, value in samples.items()}
-    num = len(next(iter(draws.values()), ()))
+    num = len(next(iter(samples.values()), ()))
     checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
     rows = np.unique(np.linspace(0, num - 1, min(num, most)).astype(int))
-    return {name: value[rows] for name, value in draws.items()}
+    return of_rows(samples, rows)
 
 
 @frozen

@@ -240,8 +240,8 @@ class Simulations(Saved):
         return replace(found, index=index[sound], failures=failures, failed=failed, attempted=len(kinds))
 
 
-def of_rows(arrays: Arrays, kept: np.ndarray) -> dict[str, np.ndarray]:
-    """Some of the simulations, of each array."""
+def of_rows(arrays: Arrays, kept: Any) -> dict[str, np.ndarray]:
+    """Some rows of each array, by an index of NumPy."""
     return {name: np.asarray(value)[kept] for name, value in arrays.items()}
 
 
