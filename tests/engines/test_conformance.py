@@ -528,26 +528,6 @@ def test_scopes_rename(name):
     assert_near_the_posterior(row, draws["group/theta"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "rejection ABC" else pytest.param(name, marks=pytest.mark.slow)
-        for name, row in ROWS.items()
-        if row.model is statistics
-    ],
-)
-def test_draws_under_a_plate(name):
-    """Of engines whose row has one event."""
-    row = ROWS[name]
-    engine = row.make(data_set)
-    if name == "KELFI, learnt prior":
-        with pytest.raises(ValueError, match="`learn_prior` needs one simulator site"):
-            engine.run(KEY, **OBSERVED[data_set])
-        return
-    engine.run(KEY, **OBSERVED[data_set])
-    assert_near_the_posterior(Row(row.make, data_set, error=row.error), engine.get_samples()["theta"])
-
-
 @rows("KELFI, two sites", *LIGHT, "posterior bootstrap")
 def test_two_simulator_sites_are_inferred_from_or_refused(name, fitted):
     row = ROWS[name]

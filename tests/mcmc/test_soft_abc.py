@@ -119,17 +119,6 @@ def test_counts_have_no_derivative():
         MCMC(NUTS(soft), num_warmup=1, num_samples=1, progress_bar=False).run(random.key(0), COUNTED)
 
 
-@pytest.mark.slow  # the same steps find the posterior of normal data above
-def test_counts_need_no_derivative():
-    x, epsilon = COUNTED, 0.8
-    _, draws = run_without_derivatives(soft_abc(counts, Gaussian(epsilon)), x)
-    grid, k = np.linspace(0.05, 20.0, 2000), np.arange(60)
-    kernel = np.exp(-0.5 * ((x[:, None] - k) / epsilon) ** 2)
-    p = stats.gamma(4.0).pdf(grid) * np.prod(stats.poisson(grid).pmf(k[:, None]).T @ kernel.T, axis=1)
-    mean = p @ grid / p.sum()
-    assert np.all(errors(draws["mean"], mean, np.sqrt(p @ (grid - mean) ** 2 / p.sum())) < 5.0)
-
-
 def test_noise_that_is_not_standard_normal_is_refused_by_correlated_steps():
     declared = FromNoise(lambda z, m, s: m + s * z, dist.Exponential().expand([3]).to_event(1))
     kernel = PseudoMarginal(soft_abc(model, Gaussian(0.4)))
