@@ -44,10 +44,9 @@ class Curves:
     @classmethod
     def through(cls, x: np.ndarray, y: np.ndarray) -> "Curves":
         """Interpolate points `(J, C)`, each column rising or falling; a column of NaN for any other."""
-        found = [_interpolated(*column) for column in zip(x.T, np.broadcast_to(y.T, x.T.shape))]
-        most = max(len(knots) for knots, _ in found)
-        padded = [_continued(*one, most) for one in found]
-        return cls(np.stack([knots for knots, _ in padded]), np.stack([powers for _, powers in padded], axis=1))
+        knots, powers = map(np.stack, zip(*map(_interpolated, x.T, np.broadcast_to(y.T, x.T.shape))))
+        most = max(2, 1 + np.argmax(knots, axis=1).max())
+        return cls(knots[:, :most], np.moveaxis(powers, 0, 1)[..., : most - 1])
 
     def __call__(self, x: Any) -> Any:
         """The values at `(*lead, C)`."""
@@ -65,22 +64,18 @@ class Curves:
 
 
 def _interpolated(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Knots `(J,)` and powers `(4, J - 1)` of one curve."""
-    x, y = x[np.isfinite(x)], y[np.isfinite(x)]
-    knots, place = np.unique(x, return_inverse=True)
-    steps = np.diff(x)
+    """Knots `(J,)` and powers `(4, J - 1)` of one curve, whose last knot is repeated before the line behind it."""
+    finite, number = np.isfinite(x), len(x)
+    knots, place = np.unique(x[finite], return_inverse=True)
+    steps = np.diff(x[finite])
     if len(knots) < 2 or not (np.all(steps >= 0.0) or np.all(steps <= 0.0)):
-        return np.full(2, np.nan), np.full((4, 1), np.nan)
-    values = np.bincount(place, y) / np.bincount(place)
+        return np.full(number, np.nan), np.full((4, number - 1), np.nan)
+    values = np.bincount(place, y[finite]) / np.bincount(place)
     if np.abs(values - np.interp(knots, knots[[0, -1]], values[[0, -1]])).max() < STRAIGHT * np.ptp(values):
         knots, values = knots[[0, -1]], values[[0, -1]]
-    return knots, scipy.interpolate.PchipInterpolator(knots, values).c
-
-
-def _continued(knots: np.ndarray, powers: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """A curve with its last knot repeated, and the straight line behind it, so that there are this many knots."""
-    last, width, more = powers[:, -1], knots[-1] - knots[-2], number - len(knots)
-    line = np.array([0.0, 0.0, np.polyval(np.polyder(last), width), np.polyval(last, width)])
+    powers, width = scipy.interpolate.PchipInterpolator(knots, values).c, knots[-1] - knots[-2]
+    line = np.array([0.0, 0.0, np.polyval(np.polyder(powers[:, -1]), width), values[-1]])
+    more = number - len(knots)
     return np.pad(knots, (0, more), mode="edge"), np.append(powers, np.tile(line[:, None], more), axis=1)
 
 

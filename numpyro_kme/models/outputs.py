@@ -14,6 +14,7 @@ from jax import random
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.checks import setting
+from numpyro_kme._core.display import numbers
 from numpyro_kme.kernels.data_sets import pad
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
 
@@ -135,17 +136,13 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
 
 def _written(program: Any) -> tuple[str, list[bytes]]:
     """A traced program as text, however things are addressed, and its constants, but for keys and traced ones."""
-    numbers = [np.asarray(one) for one in program.consts if checks.is_concrete(one) and not checks.is_key(one)]
-    return re.sub("0x[0-9a-f]+", "", str(program)), list(map(np.ndarray.tobytes, numbers))
+    constants = [np.asarray(one) for one in program.consts if checks.is_concrete(one) and not checks.is_key(one)]
+    return re.sub("0x[0-9a-f]+", "", str(program)), list(map(np.ndarray.tobytes, constants))
 
 
 def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:
     """A name for each number of named entries of some shapes, `max`, `acf[0]`, `acf[1]`, ..., in their order."""
-    return tuple(
-        entry + (f"[{','.join(map(str, index))}]" if index else "")
-        for entry, shape in entries.items()
-        for index in np.ndindex(*shape)
-    )
+    return tuple(numbers({entry: np.empty(shape) for entry, shape in entries.items()}, lead=0))
 
 
 def along(names: tuple[str, ...], shape: Shape) -> tuple[str, ...]:

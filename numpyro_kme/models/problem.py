@@ -200,8 +200,8 @@ class Problem(Recomputed):
             )
 
     def _run(self, latents: Mapping, words: Any = None, likelihoods: Arrays = MappingProxyType({})):
-        inside = tracing.DrawObserved(likelihoods)
-        return tracing.run(self.model, self.args, self.kwargs, words, latents, inside)
+        inside = [tracing.DrawObserved(likelihoods)] if likelihoods else []
+        return tracing.run(self.model, self.args, self.kwargs, words, latents, *inside)
 
     def _at(self, function: Callable, latents: Arrays, *words: Any) -> Any:
         """`function` of the trace and its simulators at each of many points, given or drawn by keys of these words, and

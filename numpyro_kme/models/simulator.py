@@ -168,7 +168,10 @@ class Simulator(Distribution):
     @property
     def support(self) -> constraints.Constraint:
         """Real numbers, integers or truth values, as the simulator returns them."""
-        base = {"f": constraints.real, "b": constraints.boolean}.get(self.dtype.kind, _INTEGER)
+        base: constraints.Constraint = constraints.boolean if self.dtype.kind == "b" else constraints.real
+        if self.dtype.kind in "iu":
+            ends = np.iinfo(jax.dtypes.canonicalize_dtype(self.dtype))
+            base = constraints.integer_interval(ends.min, ends.max)
         return constraints.independent(base, self.event_dim)
 
     @property
@@ -297,21 +300,6 @@ class _MaskedSimulator(MaskedDistribution):
     def mask(self, mask):
         with jax.ensure_compile_time_eval():
             return self.base_dist.mask(self._mask & mask)
-
-
-class _Integer(constraints.ParameterFreeConstraint):
-    """All integers, of either sign."""
-
-    is_discrete = True
-
-    def __call__(self, x):
-        return x % 1 == 0
-
-    def feasible_like(self, prototype):
-        return jnp.zeros_like(prototype)
-
-
-_INTEGER = _Integer()
 
 
 def _event_dims(fn: Callable, shapes: list[Shape], event_dims) -> tuple[int, ...]:

@@ -232,7 +232,7 @@ class Simulations(Saved):
 
     @classmethod
     def _of_kinds(cls, problem, latents: Arrays, x: Arrays, kinds: list[str], index: np.ndarray, missing):
-        """Those without a kind of failure, an empty text, of these numbers; the others are counted by kind."""
+        """Take simulations of these numbers that have no kind of failure but an empty text, and count the others."""
         failures, sound = dict(Counter(filter(None, kinds))), np.array([not kind for kind in kinds])
         checks.require(bool(sound.any()), f"All {len(kinds)} simulations failed: {failures}.", SimulationError)
         found = cls.from_latents(problem, of_rows(latents, sound), of_rows(x, sound), missing=missing)

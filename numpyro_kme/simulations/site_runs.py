@@ -171,7 +171,7 @@ class Run:
         """Whole blocks, wherever they hold a row that is asked for, so that a row never depends on which others are."""
         wanted = np.zeros(len(keys), bool)
         wanted[rows] = True
-        draw, size = Program(partial(_draw, self.simulator), thorough=True), self.plan.block_size
+        draw, size = Program(jax.vmap(partial(_draw, self.simulator)), thorough=True), self.plan.block_size
         for first in size * np.unique(rows // size):
             inside = slice(first, first + size)
             x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), size)
@@ -179,9 +179,10 @@ class Run:
             report(first + chosen, list(x[chosen]))
 
 
-def _draw(simulator: Simulator, rows) -> jax.Array:
-    """One draw for each row of keys and arguments."""
-    return jax.vmap(lambda data, a: simulator.with_arguments(a).sample(random.wrap_key_data(data)))(*rows)
+def _draw(simulator: Simulator, row: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """One draw, by a key of these words and at arguments."""
+    words, arguments = row
+    return simulator.with_arguments(arguments).sample(random.wrap_key_data(words))
 
 
 @jax.jit
