@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -149,12 +148,6 @@ def keys_in_order(words: np.ndarray) -> np.ndarray:
     return np.stack([*given, words], axis=-2)
 
 
-@cache
-def _first_keys(implementation: str | None) -> np.ndarray:
-    with at_once():
-        return keys_in_order(data_of(random.key(0, impl=implementation)))
-
-
 def as_numpyro_does():
     """NumPyro's distributions rely on rank promotion, also where the session forbids it."""
     return jax.numpy_rank_promotion("allow")
@@ -166,7 +159,9 @@ def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, 
 
     Its sites have the keys of `keys_in_order`; of `jax.random.key(0)` where none are given.
     """
-    keys = _first_keys(getattr(jax.config, "jax_default_prng_impl", None)) if keys is None else keys
+    if keys is None:
+        with at_once():
+            keys = keys_in_order(data_of(random.key(0)))
     wrapped: Messenger = KeysSplitBefore(model, keys)
     for messenger in inside:
         messenger.fn, wrapped = wrapped, messenger

@@ -252,6 +252,30 @@ def test_failures_are_remembered(path):
         bank(FRAGILE, 40, store=path)
 
 
+def noise_of(sd):
+    def noisy(rng, theta):
+        return theta + sd * rng.normal(size=2)
+
+    return noisy
+
+
+def test_a_version_says_what_is_another_simulator_and_what_is_not(path):
+    """Without one the code does."""
+    same, again, other = (model_of(noise_of(sd), **BLACK) for sd in (1.0, 1.0, 10.0))
+    first = bank(same, store=path)
+    assert_same(bank(again, store=path), first)
+    with pytest.raises(StoreError, match=r"code of `x` differs; code of the model differs. Give another path"):
+        bank(other, store=path)
+    path = path.with_name("with a version")
+    assert_same(bank(same, store=path, version=1), first)
+    for version in (2, None):
+        with pytest.raises(StoreError, match=f"version: 1 in the store, {version} now"):
+            bank(same, store=path, version=version)
+    assert_same(bank(other, store=path, version="1"), first)
+    with pytest.raises(TypeError, match=r"`version` must be a string or a whole number; got 1.5"):
+        bank(same, store=path, version=1.5)
+
+
 def test_another_configuration_is_refused(path):
     bank(store=path)
     with pytest.raises(StoreError, match=r"another configuration.*key"):
@@ -410,24 +434,6 @@ def test_paths_of_stores(here, path, monkeypatch):
     for form in (path, str(path), f"~/{path.name}", Path("~") / path.name):
         assert_same(bank(model, store=form), here)
     assert len(CALLS) == 30 and [folder.name for folder in path.parent.iterdir()] == [path.name]
-
-
-def test_names_that_scope_makes(path):
-    """Slashes and dots in the names of latents and sites go into a store and come back."""
-
-    def model(x=None):
-        with numpyro.handlers.scope(prefix="left"):
-            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-            numpyro.deterministic("../twice", 2 * theta)
-            numpyro.sample("x", kme.Simulator(noisy, theta, **BLACK), obs=x)
-        other = numpyro.sample("n" * 300, dist.Normal(0.0, 1.0))
-        numpyro.sample(".y", kme.Simulator(in_jax, other))
-
-    first = bank(model, 20, store=path)
-    longer = bank(model, 30, store=path)
-    assert_same(longer, bank(model, 30))
-    np.testing.assert_array_equal(longer.x["left/x"][:20], first.x["left/x"])
-    assert_same(Simulations.from_store(kme.Problem.read(model), path), longer)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,8 @@ import os
 import subprocess
 import sys
 
-import jax
-import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 
-import numpyro_kme as kme
-from numpyro_kme.simulations import StoreError, simulate
 from numpyro_kme.simulations.fingerprint import UnreadableError, fingerprint
 
 NUMBERS = itertools.count()
@@ -256,53 +250,6 @@ def test_source_that_is_edited_while_it_runs_counts_as_it_was(tmp_path, monkeypa
     before = fingerprint(simulator)
     file.write_text("def simulator(rng, theta):\n    return theta + 1.0\n")
     assert fingerprint(simulator) == before
-
-
-# in a store
-
-
-def model_of(fn, name="x"):
-    def model(x=None):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        numpyro.sample(name, kme.Simulator(fn, theta, shape=(2,), dtype=float), obs=x)
-
-    return model
-
-
-def noise_of(sd):
-    def noisy(rng, theta):
-        return theta + sd * rng.normal(size=2)
-
-    return noisy
-
-
-def bank(fn, number=20, **settings):
-    return simulate(jax.random.key(3), model_of(fn), number, progress_bar=False, **settings)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "sims"
-
-
-@pytest.mark.smoke
-def test_a_store_refuses_another_noise(path):
-    first = bank(noise_of(1.0), store=path)
-    with pytest.raises(StoreError, match=r"code of `x` differs; code of the model differs. Give another path"):
-        bank(noise_of(10.0), store=path)
-    np.testing.assert_array_equal(bank(noise_of(1.0), store=path).x["x"], first.x["x"])
-
-
-def test_a_version_says_what_is_another_simulator_and_what_is_not(path):
-    noisy, other = noise_of(1.0), noise_of(10.0)
-    first = bank(noisy, store=path, version=1)
-    for version in (2, None):
-        with pytest.raises(StoreError, match=f"version: 1 in the store, {version} now"):
-            bank(noisy, store=path, version=version)
-    same = bank(other, store=path, version="1")
-    np.testing.assert_array_equal(same.x["x"], first.x["x"])
-    with pytest.raises(TypeError, match=r"`version` must be a string or a whole number; got 1.5"):
-        bank(noisy, store=path, version=1.5)
 
 
 if __name__ == "__main__":
