@@ -96,7 +96,7 @@ class IidModel:
             f"{kept[lacking[:3]].tolist()}, and the posterior bootstrap weights whole points. Leave them out, as by "
             "numpyro.handlers.mask, or use KELFI, which takes points that were observed in part.",
         )
-        return cls(problem, site, value, kept, Unconstrained.read(model, args, kwargs, values))
+        return cls(problem, site, value, kept, Unconstrained.of(problem))
 
     @property
     def data(self) -> np.ndarray:

@@ -4,7 +4,6 @@ observation; and where the next round goes."""
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Self
 
 import jax
@@ -314,9 +313,8 @@ def moved(before: Latents, after: Latents) -> float:
 
 def is_narrow(draws: Latents, prior: Latents) -> bool:
     """True if the robust standard deviation of some number is below `NARROW` of the prior's."""
-    narrow, wide = _varying(draws, prior)
-    spread = partial(np.apply_along_axis, robust_standard_deviation, 0)
-    return bool(np.any(spread(narrow) < NARROW * spread(wide)))
+    own, other = _varying(draws, prior)
+    return any(robust_standard_deviation(a) < NARROW * robust_standard_deviation(b) for a, b in zip(own.T, other.T))
 
 
 def _varying(one: Latents, other: Latents) -> tuple[np.ndarray, np.ndarray]:

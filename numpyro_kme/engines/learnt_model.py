@@ -76,9 +76,7 @@ class LearntModel(Recomputed):
     @cached_property
     def rest(self) -> Unconstrained:
         """The model without its simulators, a function of the latents that are not discrete."""
-        latents = {name: latent.value for name, latent in self.problem.latents.items()}
-        problem, discrete = self.problem, self.problem.discrete
-        return Unconstrained.read(problem.model, problem.args, problem.kwargs, latents, discrete)
+        return Unconstrained.of(self.problem, self.problem.discrete)
 
     def flatten(self, latents: Mapping[str, np.ndarray]) -> np.ndarray:
         """Vectors `(n, D)` free of constraints, of latents `{site: (n, *shape)}` but for those that are discrete."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -188,10 +188,8 @@ class LearntPosterior(Posterior):
             f"The mode is found by gradients, and {list(problem.discrete)} are discrete. Use the draws: their most "
             "frequent values, and the mean of the others given these.",
         )
-        model = handlers.surrogate(problem.model, self.likelihoods)
-        latents = {name: latent.value for name, latent in problem.latents.items()}
-        target = Unconstrained.read(model, problem.args, problem.kwargs, latents)
-        return learnt_model.mode(target, self.drawn.latents, self.drawn.log_posterior)
+        surrogate = replace(problem, model=handlers.surrogate(problem.model, self.likelihoods))
+        return learnt_model.mode(Unconstrained.of(surrogate), self.drawn.latents, self.drawn.log_posterior)
 
     def log_marginal_likelihood(self) -> float:
         """Log of `q(y)`, the prior mean of the learnt likelihood of the observation.

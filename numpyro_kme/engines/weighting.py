@@ -18,7 +18,7 @@ from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, RegressionAdjustment, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
-from numpyro_kme.engines.posterior import Posterior, columns, groups, missing_entries, problem_of, sites_at
+from numpyro_kme.engines.posterior import Posterior, by_chain, columns, groups, missing_entries, problem_of, sites_at
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
 from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.kernels.base import Kernel
@@ -151,8 +151,7 @@ def vector_maps(problem: Problem, coordinates: Coordinates) -> tuple[Callable, C
     latents, and back from vectors to latents: coordinates are such vectors, or all latents without constraints."""
     if coordinates.one_to_one:
         return (lambda z, latents: z), coordinates.latents
-    first = {name: latent.value for name, latent in problem.latents.items()}
-    target = Unconstrained.read(problem.model, problem.args, problem.kwargs, first)
+    target = Unconstrained.of(problem)
     return numpy_function(lambda z, latents: target.flatten_rows(latents)), numpy_function(target.constrain_rows)
 
 
@@ -235,7 +234,7 @@ class WeightingMethod(Recomputed, abc.ABC):
         warn_of_negative_variances(table.coordinates.names, z, weights)
         number = self.engine.num_samples
         chosen = herded(z, weights, number) if signed else systematic_shuffled(rng_key, weights, number)
-        weighted = {site: value[None] for site, value in {**sites, "weight": weights}.items()}
+        weighted = by_chain({**sites, "weight": weights})
         return WeightedPosterior(
             engine=name,
             samples=of_rows(sites, chosen),

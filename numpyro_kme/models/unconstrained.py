@@ -16,7 +16,7 @@ from numpyro_kme._core.compat import log_prob
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import in_present_precision
 from numpyro_kme._core.programs import Program, Recomputed, in_blocks, pieces
-from numpyro_kme.models.problem import Arrays
+from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.tracing import run, set_from
 
 
@@ -61,6 +61,12 @@ class Unconstrained(Recomputed):
         unread = cls(model, args, kwargs, {})
         sites = unread._sites(latents, discrete)
         return replace(unread, shapes={name: np.shape(_free(site)) for name, site in sites.items()})
+
+    @classmethod
+    def of(cls, problem: Problem, discrete: Collection[str] = ()) -> "Unconstrained":
+        """Read the shapes of a problem, of whose latents the `discrete` ones are left to be given."""
+        latents = {name: latent.value for name, latent in problem.latents.items()}
+        return cls.read(problem.model, problem.args, problem.kwargs, latents, discrete)
 
     @property
     def dim(self) -> int:
