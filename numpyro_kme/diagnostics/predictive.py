@@ -17,8 +17,7 @@ from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.simulations import Retry, SimulatedMissing, Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.simulations.simulate import OnFailure, Plan
 
 Arguments = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 

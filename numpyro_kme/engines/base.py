@@ -21,8 +21,7 @@ from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
 from numpyro_kme.models import outputs
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.failures import OnFailure
-from numpyro_kme.simulations.simulate import Plan
+from numpyro_kme.simulations.simulate import OnFailure, Plan
 
 P = TypeVar("P", bound=Posterior)
 """Kind of posterior that an engine gives."""

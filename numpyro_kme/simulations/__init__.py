@@ -2,9 +2,9 @@
 
 from numpyro_kme._core.saving import SavedFileError
 from numpyro_kme.models.command import Command
-from numpyro_kme.simulations.failures import Failure, Penalise, Retry, SimulatedMissing, SimulationError
-from numpyro_kme.simulations.simulate import Plan, simulate
-from numpyro_kme.simulations.simulations import Simulations
+from numpyro_kme.simulations.executors import Failure, SimulationError
+from numpyro_kme.simulations.simulate import Penalise, Plan, Retry, simulate
+from numpyro_kme.simulations.simulations import SimulatedMissing, Simulations
 from numpyro_kme.simulations.store import Store, StoreError
 
 __all__ = ["Command", "Plan", "SavedFileError", "Simulations", "Store", "StoreError", "simulate"]

@@ -1,4 +1,4 @@
-"""Calls of black-box simulators: in this process, or on an executor of the user's in tasks of adapted size."""
+"""Calls of black-box simulators: in this process, or on an executor of the user's in tasks of adapted size; and failures."""
 
 import signal
 import threading
@@ -14,7 +14,27 @@ import numpy as np
 
 from numpyro_kme._core import checks
 from numpyro_kme.models import command, simulator_functions
-from numpyro_kme.simulations.failures import Failure, SimulationError
+
+
+class SimulationError(RuntimeError):
+    """A simulation raised, gave a value that is not finite or took too long, or its executor stopped."""
+
+
+class Failure(Exception):
+    """The reason why one simulation failed.
+
+    Args:
+        kind: A short name to count by: the type of an exception, `not finite`, `timeout`.
+        reason: One sentence.
+    """
+
+    def __init__(self, kind: str, reason: str):
+        super().__init__(kind, reason)
+        self.kind, self.reason = kind, reason
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.kind})" if self.reason else self.kind
+
 
 TASK_SECONDS = 0.2
 """Tasks hold as many simulations as take about this long, so that sending them costs little and losing them too."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,50 @@ from numpyro_kme._core.programs import child
 from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import site_runs
-from numpyro_kme.simulations.failures import OnFailure, Penalise, Retry, SimulatedMissing, SimulationError
+from numpyro_kme.simulations.executors import SimulationError
 from numpyro_kme.simulations.fingerprint import fingerprint
-from numpyro_kme.simulations.simulations import Simulations, as_long, of_rows
+from numpyro_kme.simulations.simulations import SimulatedMissing, Simulations, as_long, of_rows
 from numpyro_kme.simulations.store import Store
+
+
+@frozen
+class Retry:
+    """Simulate again, with a fresh key, where a simulation failed.
+
+    The result is a draw from the simulator given that it succeeds, at every parameter: where failures depend on the
+    simulated noise, the likelihood that is learnt is that of the runs that succeed.
+
+    Args:
+        times: How many times at most.
+        then: What to do with those that still fail, `"raise"` or `"skip"`.
+    """
+
+    times: int = 3
+    then: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self):
+        checks.require(self.times >= 1, f"`times` must be at least 1; got {self.times}.")
+        checks.require(self.then in ("raise", "skip"), f"`then` must be 'raise' or 'skip'; got {self.then!r}.")
+
+
+@frozen
+class Penalise:
+    """Put a value far from any observation in place of a failed simulation's output.
+
+    Parameters at which the simulator fails become improbable, as they should where failure itself rules them out. The
+    value is an outlier to whatever is learnt: prefer `"skip"` unless failing says something about the parameters.
+
+    Args:
+        value: For every number of the output; finite.
+    """
+
+    value: float
+
+    def __post_init__(self):
+        checks.require(bool(np.isfinite(self.value)), f"`value` must be finite; got {self.value}.")
+
+
+OnFailure = Literal["raise", "skip"] | Retry | Penalise
 
 
 def simulate(

@@ -12,11 +12,20 @@ from numpyro_kme._core import arviz, checks
 from numpyro_kme._core.display import Card, frozen, names_and_shapes
 from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.saving import Saved, saveable
-from numpyro_kme.kernels.data_sets import padded_together
+from numpyro_kme.kernels.data_sets import beyond_end, lengths, padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.simulations.failures import SimulatedMissing, SimulationError, unsound
+from numpyro_kme.simulations.executors import Failure, SimulationError
 from numpyro_kme.simulations.store import Store
+
+
+@frozen
+class SimulatedMissing:
+    """NaN is what a simulator gives for what is not recorded, and no failure: reporting, detection, dropping out.
+
+    Whether an entry is recorded is learnt with its value, so that NaN in the observation tells what it tells in the
+    simulations: it need not be missing at random. Infinite values stay failures.
+    """
 
 
 @saveable
@@ -299,3 +308,22 @@ def _variables(group: Arrays, names, what: str) -> dict[str, np.ndarray]:
     checks.require(not missing, f"The group `{what}` has no variables {missing}; it has {list(group)}.")
     arrays = {name: np.asarray(group[name]) for name in names}
     return {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}
+
+
+def unsound(x: np.ndarray, ragged_dims: int, missing: SimulatedMissing | None) -> Failure | None:
+    """The failure of a simulator that gave values that are not finite; None if all are, or NaN where that is said.
+
+    Args:
+        x: One output.
+        ragged_dims: Dimensions of an event, where one may end before its last row; else 0.
+        missing: Whether NaN is what is not recorded.
+    """
+    bad = np.isinf(x) if missing else ~np.isfinite(x)
+    size = bad.size
+    if ragged_dims:
+        events = x.reshape(-1, *x.shape[x.ndim - ragged_dims :])
+        if not lengths(events).all():
+            return Failure("no rows", "an output of it has no row: the first is NaN already")
+        inside = ~beyond_end(events)
+        bad, size = bad.reshape(inside.shape) & inside, inside.sum()
+    return Failure("not finite", f"{bad.sum()} of its {size} values are not finite") if bad.any() else None

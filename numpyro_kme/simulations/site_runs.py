@@ -17,7 +17,8 @@ from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import calls_on_host
 from numpyro_kme.simulations import executors
-from numpyro_kme.simulations.failures import Failure, SimulationError, unsound
+from numpyro_kme.simulations.executors import Failure, SimulationError
+from numpyro_kme.simulations.simulations import unsound
 from numpyro_kme.simulations.store import Part, Store, StoreError
 
 if TYPE_CHECKING:
