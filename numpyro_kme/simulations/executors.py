@@ -1,4 +1,4 @@
-"""Calls of black-box simulators: in this process, or on an executor of the user's in tasks of adapted size; and failures."""
+"""Calls of black-box simulators, here or on an executor of the user's in tasks of adapted size, and how they fail."""
 
 import signal
 import threading
