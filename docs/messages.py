@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 WARNS = ("checks.warn", "warnings.warn", "warn")
 ASKS = ("checks.require", "require")
 GIVES = ("checks.explained", "explained")
-INNER = ("NotExact", "NoNormalMap")
+INNER = ("NotExact",)
 """Errors that the package itself catches."""
 
 

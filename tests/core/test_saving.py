@@ -1,6 +1,5 @@
 """Files of posteriors, learnt likelihoods and simulations: round trips of every kind, and what is refused."""
 
-import copy
 import json
 import os
 import pickle
@@ -182,15 +181,6 @@ def test_a_bootstrap_keeps_its_draws(tmp_path):
     engine.run(KEY, x=np.linspace(-1.0, 1.0, 20))
     engine.posterior.save(tmp_path / "bootstrap.kme")
     assert same(Posterior.load(tmp_path / "bootstrap.kme").get_samples(), engine.get_samples())
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("through", [lambda value: pickle.loads(pickle.dumps(value)), copy.deepcopy])
-def test_engines_posteriors_and_values_are_pickled_and_copied(engine, through):
-    found = through(engine)
-    one, other = (e.condition(jax.random.key(4), x=Y + 0.1) for e in (engine, found))
-    assert same(one.get_samples(), other.get_samples())
-    assert same(through(engine.posterior).get_samples(), engine.get_samples())
 
 
 def changed(path, change):
