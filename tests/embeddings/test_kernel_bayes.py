@@ -11,7 +11,7 @@ from numpyro_kme.embeddings.kernel_bayes import (
     kernel_sum_rule,
     posterior_weights,
 )
-from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace, nearest_rotation
+from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace
 from numpyro_kme.kernels.low_rank import LowRank
 
 
@@ -239,25 +239,6 @@ def test_filter_and_smoother_improve_on_the_observations(rng):
     )
     assert mean < 0.75 * raw
     assert smooth < 0.75 * raw
-
-
-@pytest.mark.slow  # filters are above, kernels on rotations in test_kernels
-def test_filter_on_rotations(rng):
-    """A turning frame seen through noise: means are no rotations, modes are, and beat noisy frames made rotations."""
-    angle = 0.4 * np.arange(226)
-    axis = np.array([1.0, 2.0, 0.5])
-    states = np.stack([turned(axis, a + 0.1 * e) for a, e in zip(angle, rng.normal(size=226))])
-    seen = (states + 0.5 * rng.normal(size=states.shape)).reshape(226, 9)
-    train, test = slice(0, 201), slice(201, 226)
-    for kernel in (RotationTrace(), RotationGaussian(1.0)):
-        found = KernelBayesFilter.fit(kernel, Gaussian(2.0), states[train], seen[train], 1e-4, tolerance=1e-6)
-        weights = found.filter(seen[test])
-        modes, means = found.modes(weights), found.means(weights)
-        np.testing.assert_allclose(np.linalg.det(modes), 1.0, rtol=1e-9)
-        w = weights[3] / weights[3].sum()
-        np.testing.assert_allclose(means[3], sum(wi * r for wi, r in zip(w, states[:200])), atol=1e-10)
-        raw = np.mean((nearest_rotation(seen[test].reshape(-1, 3, 3)) - states[test]) ** 2)
-        assert np.mean((modes - states[test]) ** 2) < 0.5 * raw
 
 
 def test_a_lost_state_is_said(rng):

@@ -37,17 +37,6 @@ def test_pseudo_likelihood_by_a_dense_normal(rng):
     np.testing.assert_allclose(log_pseudo_likelihood(x, z, s, tau, eta), expected, rtol=1e-9)
 
 
-@pytest.mark.slow
-def test_finds_the_local_scale_of_a_grid_of_gaussians(rng):
-    """The published check: about .85 where the median heuristic says about 20."""
-    centres = 10.0 * np.stack(np.meshgrid(np.arange(5), np.arange(5)), -1).reshape(-1, 2)
-    x = centres[rng.integers(25, size=500)] + rng.normal(size=(500, 2))
-    found = learn_length_scale(jax.random.key(0), x)
-    assert 15 < median_heuristic(x) < 30
-    assert 0.7 < found.length_scale < 1.3
-    assert found.log_likelihood >= found.profile[:, 1].max()
-
-
 def test_farthest_point_design(rng):
     x = np.concatenate([rng.normal(size=(50, 2)), 30 + rng.normal(size=(50, 2))])
     found = farthest_point_design(jax.random.key(0), x, 4)

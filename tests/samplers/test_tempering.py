@@ -131,32 +131,6 @@ def test_a_likelihood_that_is_nearly_a_point():
     np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
 
 
-def crescent(width, u):
-    first, second = u.reshape(2, -1)
-    return -0.5 * jnp.sum(((second - first**2 + 1.0) / width) ** 2)
-
-
-def test_crescents_in_six_dimensions():
-    """Three independent pairs, of which quadrature knows all."""
-    width, nodes = 0.5, np.linspace(-5.0, 5.0, 401)
-    a, b = np.meshgrid(nodes, nodes, indexing="ij")
-    density = np.exp(-0.5 * (a**2 + b**2) - 0.5 * ((b - a**2 + 1.0) / width) ** 2)
-    weight = density / density.sum()
-    mean = np.sum(weight * b)
-    sds = np.sqrt([np.sum(weight * a**2), np.sum(weight * (b - mean) ** 2)])
-    log_evidence = 3 * np.log(density.sum() * (nodes[1] - nodes[0]) ** 2 / (2 * np.pi))
-    particles = jax.random.normal(jax.random.key(0), (N, 6))
-    found = tempered(jax.random.key(1), standard_normal, crescent, jnp.array(width), particles)
-    first, second = np.asarray(found.particles).reshape(-1, 2, 3).transpose(1, 0, 2)
-    error = 5 / np.sqrt(float(found.effective_size))
-    assert found.effective_size > M / 4
-    np.testing.assert_allclose(first.mean(0) / sds[0], 0.0, atol=error)
-    np.testing.assert_allclose((second.mean(0) - mean) / sds[1], 0.0, atol=error)
-    np.testing.assert_allclose(first.std(0) / sds[0], 1.0, atol=error)
-    np.testing.assert_allclose(second.std(0) / sds[1], 1.0, atol=1.5 * error)
-    np.testing.assert_allclose(found.log_evidence, log_evidence, atol=1.0)
-
-
 def infinite(_, u):
     return jnp.where(u[0] > 0.0, jnp.inf, 0.0)
 

@@ -22,9 +22,9 @@ from numpyro_kme.likelihoods.residual.ridge import log_gaussians
 DEFENSIVE = 0.02
 """Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
 
-PRIOR_COUNT, LARGEST_WEIGHT = 0.05, 0.2
+PRIOR_COUNT = 0.05
 """The heavy-tailed weight follows the held-out simulations, and this many more of that component, so that it falls as
-`1 / m` where the embedding explains all; its bound."""
+`1 / m` where the embedding explains all."""
 
 SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
@@ -51,8 +51,8 @@ CANDIDATES = {
 }
 """Values that are tried in turn; `beta` in units of the root of the number of coordinates."""
 
-BEGIN, SWEEPS = Bandwidths(2.0, 0.1, 0.5, 0.25), 2
-"""Where the search begins; turns in which each hyperparameter climbs, value by value, given the others."""
+BEGIN = Bandwidths(2.0, 0.1, 0.5, 0.25)
+"""Where the search begins, in which each hyperparameter climbs, value by value, given the others."""
 
 
 class LearntBandwidths(NamedTuple):
@@ -79,12 +79,11 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> LearntBandwidths:
         return np.sum([kernels.log_density(weights) for kernels in kernels_of(at.eps, at.sensitivity)], axis=0)
 
     score = cache(lambda at: float(np.mean(log_densities(at))))
-    for _ in range(SWEEPS):
-        for name, values in CANDIDATES.items():
-            now = _climb(now, name, values, score)
+    for name, values in CANDIDATES.items():
+        now = _climb(now, name, values, score)
     kernels, weights = kernels_of(now.eps, now.sensitivity), weights_of(now.beta, now.lam)
     gaps = [part.log_tails - part.log_mixture(weights) for part in kernels]
-    tail_weights = np.minimum([mixing_proportion(gap, (PRIOR_COUNT, 0.0)) for gap in gaps], LARGEST_WEIGHT)
+    tail_weights = np.array([mixing_proportion(gap, (PRIOR_COUNT, 0.0)) for gap in gaps])
     return LearntBandwidths(now._replace(beta=root * now.beta), log_densities(now), tail_weights)
 
 

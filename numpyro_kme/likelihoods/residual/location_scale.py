@@ -14,7 +14,7 @@ from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Smoothness
 from numpyro_kme.likelihoods.statistics import MarginalTransform
 
-STRAIGHT, WIDTHS = 50.0, np.geomspace(0.003, 10.0, 6)
+STRAIGHT, WIDTHS = 50.0, np.geomspace(0.003, 10.0, 12)
 """Width of a transformation that is a straight line over the bulk of the statistic, in its standard deviations, and
 those of the curved ones that are tried."""
 
@@ -23,9 +23,6 @@ DEFENSIVE = 0.02
 
 MOVES = 2
 """Moves of a marginal transformation in each of the first two turns."""
-
-SHRINK = 0.1
-"""Least factor of a start's amplitudes and noise: those of a statistic without noise stay well inside their box."""
 
 LOG_NOISE = -7.0, 1.5
 """Box of the log standard deviation of the noise of a location, in standard deviations of its target."""
@@ -72,7 +69,7 @@ def start(at: Inputs, x: np.ndarray, tried: MarginalTransform) -> tuple[Smoothne
     found = [_best(smoothness.regress(at, np.ones(len(at)), x[0]).held_out, x, tried) for smoothness in grid]
     marginals, scores, variances = zip(*found)
     best, every = np.argmax(scores, axis=0), np.arange(len(x))
-    factors = np.maximum(SHRINK, np.sqrt(np.array(variances)[best, every]))
+    factors = np.sqrt(np.array(variances)[best, every])
     chosen = [grid[j].times(factor) for j, factor in zip(best, factors)]
     take = lambda *leaves: np.stack(leaves)[best, every]  # noqa: E731
     smoothness = jax.tree.map(lambda *leaves: np.stack(leaves), *chosen)

@@ -39,9 +39,9 @@ line has coefficients."""
 TOUCHING = 1e-9
 """A gap below this, in standard deviations of the statistic, touches the line."""
 
-FAR, HEAVY, UNEVEN, TURNS = 4.0, 0.02, 0.02, 20
-"""Tails are heavy if a larger fraction than `HEAVY` is beyond `FAR` robust standard deviations, and not because their
-location or scale follow the coordinates, which would explain more than `UNEVEN`; turns in which the line is found."""
+UNEVEN, TURNS = 0.02, 20
+"""Tails around a line are those of the noise if their location and scale do not follow the coordinates, which would
+explain more than `UNEVEN`; turns in which the line is found."""
 
 AROUND = 2.0
 """Side of a line in the middle."""
@@ -178,12 +178,9 @@ def _middle(at, columns, s, rows) -> _Line | None:
     found, gaps = robust_line(columns, s)
     width = max(robust_standard_deviation(gaps), NARROWEST)
     smoothness = Smoothness.start(at.dim, linear=0.1, length=1.0)
-    if (
-        np.mean(np.abs(gaps) > FAR * width) > HEAVY
-        and explained(at.coarse[rows], gaps[rows] / width, smoothness) < UNEVEN
-    ):
-        return _line(at, rows, found, width, AROUND, gaps, 0.03)
-    return None
+    if explained(at.coarse[rows], gaps[rows] / width, smoothness) >= UNEVEN:
+        return None
+    return _line(at, rows, found, width, AROUND, gaps, 0.03)
 
 
 def robust_line(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
