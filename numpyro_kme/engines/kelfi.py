@@ -17,6 +17,7 @@ from numpyro_kme.engines.learnt_likelihoods import (
     FromVariance,
     LearntLikelihoods,
     Proposal,
+    distance_moved,
     is_narrow,
     prior_measure,
     training,
@@ -217,17 +218,17 @@ class KELFI(SimulationEngine[LearntPosterior]):
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
         checks.key(rng_key)
-        learnt, posterior = replace(self.method, engine=replace(self)), self.posterior
+        posterior, settings = self.posterior, replace(self)
         problem = posterior.problem
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in problem.latents if name in latents}
         problem.require_inside_support("latents", latents)
         further = replace(self.plan.simulate_at(simulate_key, problem, latents), near=problem.observations)
-        learnt, drawn = learnt.joined((fit_key, sample_key), posterior.drawn, problem, further)
-        self._found = self._finished(fit_key, learnt, problem, drawn)
+        again = settings._relearnt(fit_key, sample_key, self.method, posterior.drawn, problem, further)
+        self._found = settings._finished(fit_key, problem, *again)
 
     def _infer(self, rng_key, args, kwargs):
-        simulate_key, fit_key, sample_key = split(rng_key, 3)
+        simulate_key, fit_key, sample_key, rounds_key = split(rng_key, 4)
         problem = self._checked(Problem.read(self.model, *args, **kwargs))
         calls, chosen = calls_each(problem), self.num_rounds is None
         varying = calls > 1.0 and not all(site.alike for site in problem.simulators.values())
@@ -238,23 +239,31 @@ class KELFI(SimulationEngine[LearntPosterior]):
         learnt = self._fit(fit_key, problem, simulations)
         drawn, proposal = learnt.draw(sample_key, problem), self.proposal or FromPosterior()
         for number, size in enumerate(later, 1):
-            choose_key, run_key, draw_key = (child(key, number) for key in (fit_key, simulate_key, sample_key))
+            choose_key, run_key, power_key, draw_key = split(child(rounds_key, number), 4)
             # slopes are learnt from parameters that differ by as much as one of several calls tells
             power = proposal.power / calls
-            draws = drawn.latents if power == 1.0 else learnt.draw(child(draw_key, 0), problem, power).latents
+            draws = drawn.latents if power == 1.0 else learnt.draw(power_key, problem, power).latents
             wide = chosen and number == 1 and (calls > 1.0 or not is_narrow(draws, simulations.latents))
-            if wide and not learnt.with_half(fit_key, problem).moved_by_half(problem, drawn) > UNSURE:
+            moved = learnt.with_half(fit_key, problem).moved_by_half(problem, drawn) if wide else np.inf
+            if np.isnan(moved) or moved <= UNSURE:  # NaN of too few to be halved, or another form
                 further = self.plan.simulate(run_key, problem, sum(later))
-                learnt, drawn = learnt.joined((fit_key, draw_key), drawn, problem, further)
+                learnt, drawn = self._relearnt(fit_key, draw_key, learnt, drawn, problem, further)
                 break
             variance = partial(_variance, learnt, problem, drawn)
             latents = proposal.choose(choose_key, draws, variance, size)
             further = replace(self.plan.simulate_at(run_key, problem, latents), near=problem.observations)
-            learnt, drawn = learnt.joined((fit_key, draw_key), drawn, problem, further)
+            learnt, drawn = self._relearnt(fit_key, draw_key, learnt, drawn, problem, further)
         learnt = replace(learnt, amortised=not learnt.simulations.proposed)
-        return self._finished(fit_key, learnt, problem, drawn)
+        return self._finished(fit_key, problem, learnt, drawn)
 
-    def _finished(self, fit_key, learnt: LearntLikelihoods, problem: Problem, drawn: Drawn):
+    def _relearnt(self, fit_key, draw_key, before: LearntLikelihoods, drawn: Drawn, problem: Problem, further):
+        """Learn from further simulations too, and draw again."""
+        learnt = self._fit(fit_key, problem, before.simulations.joined(further))
+        after = learnt.draw(draw_key, problem)
+        history = *before.history, (len(further), distance_moved(drawn.latents, after.latents))
+        return replace(learnt, history=history, amortised=before.amortised), after
+
+    def _finished(self, fit_key, problem: Problem, learnt: LearntLikelihoods, drawn: Drawn):
         """Learn from half of the simulations, report how far that moves the posterior, and warn."""
         learnt = learnt.with_half(fit_key, problem)
         if not learnt.amortised:

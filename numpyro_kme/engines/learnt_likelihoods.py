@@ -137,13 +137,6 @@ class LearntLikelihoods(Recomputed):
     half: Mapping[str, FittedLikelihood] = field(default_factory=dict)
     amortised: bool = True
 
-    def joined(self, keys: tuple, drawn: Drawn, problem: Problem, further: Simulations) -> tuple[Self, Drawn]:
-        """Learn from further simulations too, and draw again, by the keys for learning and drawing."""
-        learnt = self.engine._fit(keys[0], problem, self.simulations.joined(further))
-        after = learnt.draw(keys[1], problem)
-        history = *self.history, (len(further), moved(drawn.latents, after.latents))
-        return replace(learnt, history=history, amortised=self.amortised), after
-
     def with_half(self, rng_key: jax.Array, problem: Problem) -> Self:
         """Learn likelihoods of the default form from half of the simulations too, chosen at random, where all
         statistics that vary over all of them vary over the half. Statistics that were learnt stay."""
@@ -240,7 +233,7 @@ class LearntLikelihoods(Recomputed):
         if effective_size(weights) < LEAST_EFFECTIVE_SIZE:
             return np.inf
         rows = systematic(np.random.default_rng(0), weights, len(weights))
-        return moved(drawn.latents, of_rows(drawn.latents, rows))
+        return distance_moved(drawn.latents, of_rows(drawn.latents, rows))
 
     def require_amortised(self) -> None:
         """Raise an error unless they serve every observation."""
@@ -302,7 +295,7 @@ def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | Non
     return of_rows(latents, index)
 
 
-def moved(before: Latents, after: Latents) -> float:
+def distance_moved(before: Latents, after: Latents) -> float:
     """Distance that a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
     deviation."""
     old, new = _varying(before, after)
