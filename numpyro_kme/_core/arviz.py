@@ -40,7 +40,9 @@ def to_inference_data(
     """
     import xarray
 
-    arviz, before_1 = _installed()
+    with warnings.catch_warnings():  # ArviZ 0.23 announces its refactoring at import
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
     attributes = {
         "created_at": datetime.now(UTC).isoformat(),
         "inference_library": "numpyro_kme",
@@ -56,7 +58,7 @@ def to_inference_data(
         if group:
             named = _of_calls(groups, dims or {}) if name == "log_likelihood" else dims or {}
             datasets[name] = _dataset(group, tuple(own.get(name, ("chain", "draw"))), coords or {}, named, attributes)
-    if before_1:
+    if int(arviz.__version__.partition(".")[0]) < 1:
         return arviz.InferenceData(warn_on_custom_groups=False, **datasets)
     return xarray.DataTree.from_dict(datasets)
 
@@ -70,26 +72,6 @@ def _of_calls(groups: Mapping[str, Group], dims: Mapping[str, Sequence[str]]) ->
         for name, shape in plates.items()
         if name in dims and name in observed and np.shape(observed[name])[: len(shape)] == shape
     }
-
-
-def _installed() -> tuple[Any, bool]:
-    """The installed ArviZ, and whether it is older than 1.0."""
-    with warnings.catch_warnings():  # ArviZ 0.23 announces its refactoring at import
-        warnings.simplefilter("ignore", FutureWarning)
-        import arviz
-    return arviz, int(arviz.__version__.partition(".")[0]) < 1
-
-
-def pair_figure(idata: Any, names: Sequence[str] | None, colour: str, style: Mapping[str, Any]) -> Any:
-    """The matplotlib figure of `arviz.plot_pair`, with marginals, on either line."""
-    chosen = None if names is None else list(names)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        arviz, before_1 = _installed()
-        if before_1:
-            how = {"kind": "scatter", "marginals": True, "marginal_kwargs": {"color": colour}} | dict(style)
-            return np.ravel(arviz.plot_pair(idata, var_names=chosen, **how))[0].figure
-        return arviz.plot_pair(idata, var_names=chosen, backend="matplotlib", **style).viz["figure"].item()
 
 
 def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:

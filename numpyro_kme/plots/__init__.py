@@ -7,7 +7,7 @@ draws is drawn from `to_inference_data()`.
 
 from numpyro_kme.plots.checks import coverage, predictive, ranks, witness
 from numpyro_kme.plots.learnt_statistics import informativeness, learnt, statistics
-from numpyro_kme.plots.posteriors import marginals, pair, rounds, surrogate
+from numpyro_kme.plots.posteriors import marginals, rounds, surrogate
 
-__all__ = ["coverage", "informativeness", "learnt", "marginals", "pair", "predictive", "ranks", "rounds", "surrogate"]
+__all__ = ["coverage", "informativeness", "learnt", "marginals", "predictive", "ranks", "rounds", "surrogate"]
 __all__ += ["statistics", "witness"]

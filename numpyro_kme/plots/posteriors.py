@@ -1,5 +1,4 @@
-"""Marginals of posteriors, beside the prior and known truths; pairs of latents; learnt likelihoods over parameters, and
-rounds."""
+"""Marginals of posteriors, beside the prior and known truths; learnt likelihoods over parameters; rounds."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
@@ -7,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import arviz, checks
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import numbers
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
@@ -24,7 +23,6 @@ from numpyro_kme.plots._style import (
     learnt_posterior,
     legend,
     panels,
-    pyplot,
 )
 
 DEPTH = 8.0
@@ -103,23 +101,6 @@ def _from_prior(posterior: Any) -> dict[str, np.ndarray]:
         "`prior` is True, and the first posterior keeps no draws from the prior. Pass draws `{site: (n, *shape)}`.",
     )
     return {name: np.asarray(value).reshape(-1, *np.shape(value)[2:]) for name, value in held.items()}
-
-
-def pair(posterior: Posterior | Engine, names: Names = None, **style: Any) -> Any:
-    """Pairs of latents as ArviZ draws them, under ArviZ 0.23 and 1.x, in the colours of the other plots.
-
-    Args:
-        posterior: A posterior, or an engine that has been run.
-        names: Of sites; all latents when left out.
-        **style: Of `arviz.plot_pair`, such as `kind="kde"` under ArviZ 0.23.
-    Returns:
-        A matplotlib figure.
-    """
-    plt = pyplot()
-    posterior = posterior_of(posterior)
-    shown = list(_draws(posterior) if names is None else names)
-    with plt.rc_context({"axes.prop_cycle": plt.cycler(color=COLOURS)}):
-        return arviz.pair_figure(posterior.to_inference_data(), shown, COLOURS[0], style)
 
 
 def rounds(engine: Engine, names: Names = None, *, ax: Any = None, **style: Any) -> Any:

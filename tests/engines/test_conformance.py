@@ -180,7 +180,7 @@ CHECK = {name: call for name, call in DIAGNOSTICS.items() if name not in ("calib
 """For an engine that keeps its simulations: `check` has the other two as parts."""
 PARTS = {name: call for name, call in DIAGNOSTICS.items() if name != "check"}
 """For an engine that keeps none, which `check` needs."""
-PLOTS = {"marginals": lambda e: plots.marginals({"engine": e}), "pair": lambda e: plots.pair(e, ["theta", "double"])}
+PLOTS = {"marginals": lambda e: plots.marginals({"engine": e})}
 PLOTS_OF_LEARNT = {"surrogate": lambda e: plots.surrogate(e), "informativeness": lambda e: plots.informativeness(e)}
 QUIET = dict(num_samples=DRAWS, progress_bar=False)
 

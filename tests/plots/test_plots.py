@@ -221,14 +221,6 @@ def test_truth_is_marked_on_the_learnt_likelihood(engine):
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (0.1, 0.2)
 
 
-def test_pairs_come_from_arviz(engine):
-    figure = plots.pair(engine, ["a", "b"])
-    figure.canvas.draw()
-    assert len(figure.axes) >= 6
-    with pytest.raises((TypeError, ValueError)):  # keywords are those of ArviZ
-        plots.pair(engine, ["a", "b"], of_nobody=1)
-
-
 def test_names_below_small_figures_stay_inside(calibration):
     figure = plots.ranks(calibration)
     figure.canvas.draw()
@@ -272,6 +264,6 @@ def test_without_matplotlib_a_sentence_says_what_to_install(engine, monkeypatch)
         return __import__(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", importing)
-    for draw in (plots.informativeness, plots.marginals, plots.pair):
+    for draw in (plots.informativeness, plots.marginals):
         with pytest.raises(ModuleNotFoundError, match=r'pip install "numpyro-kme\[plots\]"'):
             draw(engine)
