@@ -42,11 +42,16 @@ class SurrogateCheck:
         """Warnings at a site, and what to do next."""
         again = "Simulate more, best at these draws (`refine`), and sample again."
         far = extrapolation_message(site, self.beyond, again)
-        negative = (
-            f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws, where its positive "
-            "version stands for it. Simulate more."
-        )
+        negative = _negative_message(site, self.negative)
         return [far] * (self.beyond > self.negligible) + [negative] * (self.negative > 0.05)
+
+
+def _negative_message(site: str, negative: float) -> str:
+    """The warning that a signed surrogate is negative at draws of a chain."""
+    return (
+        f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws, where its positive version "
+        "stands for it. Simulate more."
+    )
 
 
 def check_surrogate(

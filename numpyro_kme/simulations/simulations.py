@@ -243,10 +243,11 @@ class Simulations(Saved):
     def _of_kinds(cls, problem, latents: Arrays, x: Arrays, kinds: list[str], index: np.ndarray, missing):
         """Take simulations of these numbers that have no kind of failure but an empty text, and count the others."""
         failures, sound = dict(Counter(filter(None, kinds))), np.array([not kind for kind in kinds])
-        checks.require(bool(sound.any()), f"All {len(kinds)} simulations failed: {failures}.", SimulationError)
+        total = len(kinds)
+        checks.require(bool(sound.any()), f"All {total} simulations failed: {failures}.", SimulationError)
         found = cls.from_latents(problem, of_rows(latents, sound), of_rows(x, sound), missing=missing)
         failed = of_rows(latents, ~sound)
-        return replace(found, index=index[sound], failures=failures, failed=failed, attempted=len(kinds))
+        return replace(found, index=index[sound], failures=failures, failed=failed, attempted=total)
 
 
 def of_rows(arrays: Arrays, kept: Any) -> dict[str, np.ndarray]:
