@@ -62,7 +62,7 @@ def one_model_at_a_time() -> Iterator[None]:
     """No other thread of this package runs a model inside this block: NumPyro keeps its handlers in one list for all
     threads.
 
-    A block inside a block, also in a thread that the gateway (`_core/host`) opens in between, goes on.
+    A block inside a block, also in a thread that `_core/host` opens in between, goes on.
 
     Raises:
         RuntimeError: In a black-box simulator that a model calls back: the model would wait for it, and it for the

@@ -161,7 +161,7 @@ INFORMATION = 2.0 * DEGREES / (DEGREES + 3.0)
 
 
 def same_for_all(smoothness: Smoothness, n: int) -> Smoothness:
-    """The same hyperparameters for each of `n` regressions."""
+    """Hyperparameters `n` times over, for as many regressions."""
     return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), smoothness)
 
 
