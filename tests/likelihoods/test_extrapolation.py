@@ -10,12 +10,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import special, stats
+from scipy.optimize import minimize
 
 import numpyro_kme as kme
+from numpyro_kme._core.solves import robust_standard_deviation
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.smoothness import Inputs
-from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds
+from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds, lower_line, robust_line
 
 QUEUE_TRUTH = (1.0, 4.0, 0.2)
 
@@ -252,6 +254,42 @@ def test_heavy_tails_around_a_line_are_those_of_the_noise(rng):
             assert np.mean(missing) < 0.08
             by_jax = [float(surrogate.at(y).log_density(p)) for y, p in zip(x[300:305, None], z[300:305])]
             np.testing.assert_allclose(by_jax, found[:5], atol=2e-3)
+
+
+def test_lines_below_are_those_of_brute_force(rng):
+    """Every line through two points below all others, the highest in the mean; NaN where the steepest is none."""
+    t, s = rng.normal(size=(25, 1)), rng.normal(size=25)
+    columns = np.concatenate([np.ones((25, 1)), t], axis=1)
+
+    def brute(columns, s):
+        best = (-np.inf, None)
+        for i in range(len(s)):
+            for j in range(i):
+                line = np.linalg.solve(columns[[i, j]], s[[i, j]])
+                if np.all(columns @ line <= s + 1e-9):
+                    best = max(best, (np.mean(columns @ line), tuple(line)))
+        return np.array(best[1])
+
+    np.testing.assert_allclose(lower_line(columns, s), brute(columns, s), atol=1e-7)
+    assert np.isnan(lower_line(columns, np.where(t[:, 0] > 0.0, 1e9, -1e9))).all()
+
+
+def test_the_line_in_the_middle_maximises_a_cauchy_likelihood(rng):
+    """At the scale that the gaps have; and the gaps are those of lines without each simulation."""
+    columns = np.concatenate([np.ones((40, 1)), rng.normal(size=(40, 2))], axis=1)
+    s = columns @ [1.0, 2.0, -1.0] + rng.standard_cauchy(40)
+    found, held_out = robust_line(columns, s)
+    scale = robust_standard_deviation(s - columns @ found)
+
+    def fitted(rows):
+        loss = lambda c: np.sum(np.log1p(np.square((s - columns @ c)[rows] / scale)))  # noqa: E731
+        return minimize(loss, found, method="Nelder-Mead", options=dict(xatol=1e-8, fatol=1e-10)).x
+
+    np.testing.assert_allclose(found, fitted(np.arange(40)), atol=2e-3)
+    refits = np.array([s[j] - columns[j] @ fitted(np.arange(40) != j) for j in range(40)])
+    near = np.abs(s - columns @ found) < 3.0 * scale
+    plain = np.abs(refits - s + columns @ found)[near]
+    assert np.mean(np.abs(held_out - refits)[near]) < 0.5 * np.mean(plain)
 
 
 @pytest.mark.parametrize("kind", ["exponential", "uniform"])
