@@ -1,11 +1,12 @@
 """What every engine shares: settings in the constructor, data in `run`, and a posterior that is a value."""
 
 import abc
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib.resources import files
 from os import PathLike
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import jax
 import numpy as np
@@ -87,6 +88,13 @@ class Engine(abc.ABC, Generic[P]):
         """Raise an error where the last run serves one observation alone."""
         self._last  # noqa: B018 (raises an error before `run`)
 
+    def _settings(self) -> Self:
+        """The engine as it is set now, checked, without what it found."""
+        bare = copy.copy(self)
+        bare._found = None
+        bare.check_settings()
+        return bare
+
     def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer the latents of `model(*args, **kwargs)`; observations are passed as the model takes them.
 
@@ -101,7 +109,7 @@ class Engine(abc.ABC, Generic[P]):
         checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         with outputs.unchanged():
-            self._found = replace(self)._infer(rng_key, args, kwargs)  # of the settings as they are now, checked
+            self._found = self._settings()._infer(rng_key, args, kwargs)
 
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> P:
         """The posterior of another observation, with the simulations and what was learnt in the last `run`, where the
@@ -116,7 +124,7 @@ class Engine(abc.ABC, Generic[P]):
         """
         checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-        return replace(self)._condition(rng_key, args, kwargs, self.method)
+        return self._settings()._condition(rng_key, args, kwargs, self.method)
 
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
         """The posteriors of many observations, as `condition` has them one by one; in threads, as many as there are

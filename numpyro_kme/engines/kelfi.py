@@ -218,7 +218,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
         checks.key(rng_key)
-        posterior, settings = self.posterior, replace(self)
+        posterior, settings = self.posterior, self._settings()
         problem = posterior.problem
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in problem.latents if name in latents}
