@@ -30,6 +30,9 @@ HARMLESS = 0.1
 """Errors of the emulator up to this many posterior standard deviations are left alone."""
 WIDEN = 3.0
 """Factor by which an ellipsoid grows that has minima at its edge."""
+STRAY = 1.3
+"""Factor by which the radius grows where few replicates, none of them a pilot, have their minima at the edge; without
+it one of 100 easy runs warns, and one of 40 replicates of a normal model does not converge."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,12 @@ def explore(
         moved, stays = _moved(problem, region, learnt.minima)
         settled = stays and error <= max(HARMLESS, resolution)
         if settled:
-            break
-        region = region if stays else moved
+            everyone = _minima(learnt.region, learnt.emulator, learnt.targets, x, embeddings, np.arange(len(data)))
+            if not region.at_edge(everyone.x).any():
+                break
+            region = replace(region, radius=STRAY * region.radius)
+        elif not stays:
+            region = moved
         checked = learnt.minima.x[:CHECKED]
         new = np.concatenate([checked, checked, _design(child(design_key, step), problem, region, size)])
         points = problem.simulate(child(noise_key, step), new, problem.nodes)
