@@ -16,7 +16,6 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
-from numpyro_kme.losses import wasserstein
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -236,7 +235,7 @@ THREAD = ThreadPoolExecutor(1)
     "missing, extra, use",
     [
         ("cloudpickle", "executor", lambda: kme.simulate(jax.random.key(0), black_box, 2, executor=THREAD)),
-        ("ot", "transport", wasserstein._import_pot),
+        ("ot", "transport", lambda: kme.Wasserstein().value(*[np.ones((2, 2)), np.full(2, 0.5)] * 2)),
     ],
 )
 def test_what_is_not_installed_names_the_extra_that_has_it(missing, extra, use, monkeypatch):

@@ -104,7 +104,7 @@ def fewer():
         (kme.RejectionABC, {"quantile": 0.1}),
         pytest.param(kme.DistributionRegressionABC, {"epsilon": 0.3}, marks=pytest.mark.slow),
         pytest.param(kme.KernelABC, {"regularisation": 0.01}, marks=pytest.mark.slow),
-        (kme.KernelBayes, {}),
+        pytest.param(kme.KernelBayes, {}, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

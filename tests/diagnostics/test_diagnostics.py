@@ -202,6 +202,7 @@ def test_a_number_that_a_model_does_not_take_is_told_of():
         calibrate(KEY, engine, 5, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_an_engine_for_two_simulators_and_a_count_is_checked():
     """What the card of the engine recommends."""
 

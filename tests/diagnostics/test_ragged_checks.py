@@ -48,6 +48,7 @@ def by_hand(predicted, y):
     return found
 
 
+@pytest.mark.slow
 def test_tails_are_among_the_predictions_that_reach_so_far(kelfi):
     found = predictive_check(KEY, kelfi)
     predicted, observed = found.predicted["x"], found.observed["x"]

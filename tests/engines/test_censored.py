@@ -78,6 +78,7 @@ def test_rounded_numbers(kelfi):
     assert_close(posterior.samples, moments(np.log(np.subtract(*ends)).sum(axis=1)), ERROR)
 
 
+@pytest.mark.slow
 def test_calibration_censors_data_sets_by_their_own_limits(monkeypatch):
     """As the limits would, and not where the engine's own data were below them."""
     kelfi = kme.KELFI(bounded, 120, num_rounds=1, num_samples=50, progress_bar=False)
@@ -156,6 +157,7 @@ def test_nan_that_no_simulation_has():
         kme.KELFI(half, missing="random")
 
 
+@pytest.mark.slow
 def test_simulations_made_elsewhere_keep_what_is_not_recorded():
     how = dict(missing=kme.SimulatedMissing())
     made = simulate(KEY, losing, 100, progress_bar=False, **how)
@@ -196,6 +198,7 @@ def visits(x=None, mask=True):
         numpyro.sample("x", kme.Simulator(dropping_out, theta), obs=x)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_no_simulation_has():
     """Each entry is lost and recorded in many simulations, and not as in these data; a masked row may be anything."""
     x = np.full((3, 4), np.nan)

@@ -71,6 +71,7 @@ def test_a_covariate_beyond_those_simulated_is_named(kelfi):
     assert posterior.extrapolated["y"].max() == 1.0
 
 
+@pytest.mark.slow
 def test_covariates_in_double_precision_are_among_those_simulated():
     """Simulations have them in single precision, in which 0.2 is larger."""
     x = np.array([0.5, 1.0, 2.0, 1.5, 0.2, 0.8])
@@ -98,6 +99,7 @@ def test_covariates_that_are_not_known_or_were_constant():
         MCMC(NUTS(smodel), num_warmup=1, num_samples=1, progress_bar=False).run(KEY, 2 * ones, y=Y)
 
 
+@pytest.mark.slow
 def test_simulations_at_covariates_of_the_users_choice():
     """The data's covariates are all alike, those simulated are a design."""
     ones = np.ones(8, np.float32)

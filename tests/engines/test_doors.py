@@ -303,13 +303,13 @@ DEFAULT = {
     "Gamma": "K2ABC",
     "HalfCauchy": "DistributionRegressionABC",
     "Dirichlet": "RejectionABC",
-    "LKJCholesky": "RejectionABC",
     "ordered": "RejectionABC",
     "MixtureSameFamily": "KernelBayes",
     "hierarchical": "RejectionABC",
     "improper": "RejectionABC",
 }
-"""The engine that the default suite runs with each prior: those that compile more have the plainer priors."""
+"""The engine that the default suite runs with each prior: those that compile more have the plainer priors, and the one
+that compiles most, LKJCholesky, is left to the slow tests."""
 
 REFUSED = {("improper", engine): r"prior of 'theta' is improper \(ImproperUniform\)" for engine in ENGINES}
 TABLE = [

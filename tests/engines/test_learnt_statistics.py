@@ -168,6 +168,7 @@ def three(rng_key, level):
     return {"noise": jnp.stack([first, third]), "level": second}
 
 
+@pytest.mark.slow
 def test_rounds_black_boxes_and_statistics_by_site():
     statistics = {"x": kme.SemiAutomaticStatistics(), "y": kme.SelectedStatistics()}
     engine = kme.KELFI(two_sites, 300, statistics=statistics, num_rounds=2, **SETTINGS)

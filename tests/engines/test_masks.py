@@ -232,7 +232,7 @@ def simulations():
     return simulate(KEY, Problem.read(model, x=X), 600, progress_bar=False)
 
 
-MADE_SO = "KernelBayes", "DistributionRegressionABC"
+MADE_SO = "KernelBayes", "DistributionRegressionABC", "KernelABC"
 """Their tables are made as that of KernelABC."""
 
 

@@ -141,7 +141,14 @@ WEIGHTING = {
 
 @pytest.mark.filterwarnings("ignore:.*coarse")
 @pytest.mark.filterwarnings("ignore:.*too narrow")
-@pytest.mark.parametrize("name", WEIGHTING)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RejectionABC",
+        "KernelBayes",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("KernelABC", "DistributionRegressionABC")),
+    ],
+)
 def test_engines_that_weight_simulations_leave_the_columns_out(name):
     """As simulations of a simulator that never gave them."""
     engine = WEIGHTING[name](model)

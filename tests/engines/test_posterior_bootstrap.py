@@ -118,7 +118,13 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
     assert "64 of 64 replicates" in said
 
 
-@pytest.mark.parametrize("loss", [NegativeLogLikelihood(), Wasserstein()], ids=["likelihood", "transport"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(NegativeLogLikelihood(), id="likelihood", marks=pytest.mark.slow),
+        pytest.param(Wasserstein(), id="transport"),
+    ],
+)
 def test_likelihood_and_transport_are_pulled_by_outliers_as_published(loss):
     """Both have the weighted mean as minimiser."""
     engine = PosteriorBootstrap(density if isinstance(loss, NegativeLogLikelihood) else model, loss, num_samples=16)
@@ -169,6 +175,7 @@ class Means(Loss):
         return 0.5 * (w @ x - v @ y) ** 2
 
 
+@pytest.mark.slow
 def test_the_prior_guess_reaches_the_fit():
     settings = dict(num_samples=8, concentration=200.0, truncation=200)
     pulled = PosteriorBootstrap(own_guess(DECLARED), Means(), centering="prior predictive", **settings)

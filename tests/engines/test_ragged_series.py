@@ -137,6 +137,7 @@ def kelfi():
     return engine
 
 
+@pytest.mark.slow
 def test_posteriors_of_paths_of_several_lengths(kelfi):
     for n, amplitude in ((8, 0.7), (5, -0.6), (10, 0.1)):
         x = path(np.random.default_rng(n), amplitude, n)

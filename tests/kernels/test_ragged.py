@@ -145,6 +145,7 @@ def test_the_rule_for_series():
         SignatureRule()(np.ones((5, 4)))
 
 
+@pytest.mark.slow
 def test_gaussian_process_paths_of_any_length_are_those_of_their_own_rows():
     kernel = GaussianProcessPath(Gaussian(0.8), 0.3)
     paths = [np.column_stack([np.sort(RNG.uniform(0, 3, n)), RNG.normal(size=n)]) for n in (2, 4, 2)]

@@ -69,6 +69,7 @@ def exact_mean_and_sd(x):
     return mean, np.sqrt(np.average(np.square(theta - mean), weights=weights))
 
 
+@pytest.mark.slow
 def test_a_run_is_summarised_conditioned_and_saved(tmp_path, capsys):
     """Posteriors of a location are as narrow as exact ones, for two observations of one likelihood."""
 

@@ -47,7 +47,7 @@ def learnt():
     return KernelStatistics(EmpiricalMeasureRule()).fit(z, x), z, x
 
 
-@pytest.mark.parametrize("n", [10, 30, 80])
+@pytest.mark.parametrize("n", [pytest.param(10, marks=pytest.mark.slow), 30, pytest.param(80, marks=pytest.mark.slow)])
 def test_the_posterior_is_that_of_the_own_length(learnt, n):
     error, width = compared(learnt[0], np.random.default_rng(n), n)
     assert error < 0.5

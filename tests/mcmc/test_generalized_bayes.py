@@ -116,6 +116,7 @@ def sloped(noise, a, c):
     return jnp.array([a, 0.5]) * c + noise
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_vectors_covariates_and_single_precision():
     covariate, y = np.linspace(-1.0, 1.0, 12), RNG.normal(size=(12, 2))

@@ -88,6 +88,7 @@ def errors(found, mean, sd):
     return np.abs([found.mean() - mean, found.std() - sd]) * np.sqrt(sizes) / sd
 
 
+@pytest.mark.slow
 def test_correlated_steps_of_the_noise_find_it_too():
     mcmc, draws = run_without_derivatives(soft_abc(model, Gaussian(0.4)), X)
     assert np.all(errors(draws["mean"], *posterior(0.4)) < 5.0)

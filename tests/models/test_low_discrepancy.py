@@ -27,7 +27,7 @@ def uniforms(rng_key, num):
     return jax.vmap(fn)(node_keys(fn, rng_key, num))
 
 
-@pytest.mark.parametrize("num", [1, 2, 8, 64, 128])
+@pytest.mark.parametrize("num", [1, 2, 8, 64, pytest.param(128, marks=pytest.mark.slow)])
 def test_every_word_has_one_node_in_each_stratum(num):
     x = np.asarray(uniforms(random.key(1), num), np.float64)
     for column in x.T:
@@ -35,6 +35,7 @@ def test_every_word_has_one_node_in_each_stratum(num):
     assert len(np.unique(x)) == x.size
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_64_bits():
     x = uniforms(random.key(1), 64)
@@ -43,6 +44,7 @@ def test_64_bits():
     assert np.unique(np.asarray(x) * 2.0**32 % 1.0).size == x.size  # the lower 32 bits are random too
 
 
+@pytest.mark.slow
 def test_pairs_of_words_are_as_of_independent_permutations():
     num, repeats = 64, 400
     x = np.asarray(jax.jit(jax.vmap(lambda key: uniforms(key, num)))(random.split(random.key(0), repeats)), np.float64)
@@ -80,7 +82,10 @@ ACCURACY = {
 """Simulator, arguments, distribution function, and how many times nearer its means are at least."""
 
 
-@pytest.mark.parametrize("fn, at, cdf, times", ACCURACY.values(), ids=ACCURACY)
+@pytest.mark.parametrize(
+    "fn, at, cdf, times",
+    [pytest.param(*row, id=name, marks=[pytest.mark.slow] * (name[0] in "Sm")) for name, row in ACCURACY.items()],
+)
 def test_means_are_nearer_than_by_independent_keys(fn, at, cdf, times):
     num, points = 256, np.linspace(-1.0, 4.0, 11)
 

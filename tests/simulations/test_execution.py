@@ -138,6 +138,7 @@ def deadly(rng, theta):
     return noisy(rng, theta)
 
 
+@pytest.mark.slow
 def test_an_executor_whose_worker_dies(here, path, monkeypatch):
     """The run ends with an error, and another executor continues from the store."""
     mark = path.with_name("deadly")

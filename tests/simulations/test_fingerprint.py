@@ -212,7 +212,7 @@ def test_what_has_no_fingerprint_asks_for_a_version(source, sentence):
         digest(source)
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
+@pytest.mark.parametrize("seed", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_another_process_finds_the_same(seed):
     run = subprocess.run(
         [os.environ.get("OTHER_PYTHON", sys.executable), __file__],

@@ -78,7 +78,7 @@ def test_at_the_time_limit_of_a_simulation(seconds, where):
     assert has_ended(seconds)
 
 
-@pytest.mark.parametrize("how", ["here", "threads"])
+@pytest.mark.parametrize("how", ["here", pytest.param("threads", marks=pytest.mark.slow)])
 def test_with_the_process_that_simulates(seconds, how):
     script = Path(hung_program.__file__)
     process = subprocess.Popen([sys.executable, script, how, seconds], stderr=subprocess.DEVNULL)

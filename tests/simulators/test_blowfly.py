@@ -81,7 +81,7 @@ def test_statistics_of_nicholsons_series():
 gamma_draws = jax.jit(lambda key, log_sd: blowfly.mean_one_gamma(key, log_sd, 40_000))
 
 
-@pytest.mark.parametrize("log_sd", [-1.5, 0.0, 0.7])
+@pytest.mark.parametrize("log_sd", [pytest.param(-1.5, marks=pytest.mark.slow), 0.0, 0.7])
 def test_noise_has_mean_one_and_the_stated_variance(log_sd):
     draws = np.asarray(gamma_draws(jax.random.key(0), log_sd))
     variance = np.exp(2 * log_sd)
@@ -95,6 +95,7 @@ def simulate(keys, points):
     return jax.vmap(blowfly.blowfly)(keys, points)
 
 
+@pytest.mark.slow
 def test_noise_reaches_the_right_place():
     """Births and deaths have their own spreads: without noise in one of them, the other is all there is."""
     quiet = np.array([3.0, -1.0, 5.5, -12.0, -12.0, 2.0], np.float32)

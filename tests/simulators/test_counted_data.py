@@ -45,6 +45,7 @@ def test_observed_statistics_are_those_of_the_counts():
     np.testing.assert_allclose(lynx_hare.OBSERVED, statistics_of_both(logs), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_influenza_peaks_and_dies_out_as_it_should():
     """Large outbreaks peak as the differential equations do, and small ones end as a branching process does."""
     beta, gamma, n = 1.5, 0.4, boarding_school.BOYS

@@ -68,6 +68,7 @@ def test_gillespie_aborts_with_nan_and_survives_extinction():
     assert np.isnan(statistics(jax.random.key(0), np.array([-5.0, -5.0, 2.0, -5.0]))).all()
 
 
+@pytest.mark.slow
 def test_the_published_statistics_are_like_those_at_the_published_rates():
     log_theta = np.log(np.float32([0.01, 0.5, 1.0, 0.01]))
     simulate = jax.jit(jax.vmap(lambda key: lotka_volterra.lotka_volterra_statistics(key, log_theta)))

@@ -212,6 +212,7 @@ def test_octile_statistics_and_outliers(rng):
 # --- other solvers and plain loops --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sir_solves_its_equations_and_counts_binomially():
     beta, gamma = 0.5, 0.15
 
