@@ -144,8 +144,8 @@ import jax, numpyro, scipy.linalg, jax._src.dtypes, jax._src.random, numpyro.pri
 def state():
     return {
         "configuration of JAX": jax.config.values,
-        "arrays": jax._src.dtypes.canonicalize_value_handlers,
-        "binomial": jax._src.random._binomial,
+        "arrays": getattr(jax._src.dtypes, "canonicalize_value_handlers", None),
+        "binomial": getattr(jax._src.random, "_binomial", None),
         "functions of jax.random": dict(vars(jax.random)),
         "functions of jax.numpy": dict(vars(jax.numpy)),
         "distributions": dict(vars(numpyro.distributions)),
