@@ -72,7 +72,7 @@ def kelfi():
     return engine
 
 
-def close(found, expected, error):
+def assert_close(found, expected, error):
     """Moments within an error, in posterior standard deviations."""
     mean, sd = expected
     np.testing.assert_allclose(found.mean(axis=0), mean, atol=error * np.max(sd))
@@ -84,7 +84,7 @@ ERROR = 0.2
 
 
 def test_a_third_of_the_entries_missing(kelfi, capsys):
-    close(kelfi.get_samples()["theta"], exact(Y), ERROR)
+    assert_close(kelfi.get_samples()["theta"], exact(Y), ERROR)
     assert kelfi.info["missing"].startswith("2 of 6 numbers were not observed")
     kelfi.print_summary()
     assert "missing at random" in " ".join(capsys.readouterr().out.split())
@@ -92,7 +92,7 @@ def test_a_third_of_the_entries_missing(kelfi, capsys):
 
 def test_condition_on_other_patterns(kelfi):
     for x in (np.where(np.arange(6) < 2, np.nan, Y), np.where(np.isnan(Y), 0.1, Y), Y, Y - 0.5):
-        close(kelfi.condition(KEY, x=x).samples["theta"], exact(x), ERROR)
+        assert_close(kelfi.condition(KEY, x=x).samples["theta"], exact(x), ERROR)
 
 
 def test_what_a_posterior_offers(kelfi):
@@ -123,12 +123,12 @@ def test_each_element_of_a_plate_lacks_its_own(plated):
     seen = [row[None] for row in ROWS] if plated is groups else [ROWS]
     expected = np.array([exact(*(r for r in rows if not np.isnan(r).all())) for rows in seen]).T
     expected = expected if plated is groups else expected[:, 0]
-    close(engine.get_samples()["theta"], expected, ERROR)
+    assert_close(engine.get_samples()["theta"], expected, ERROR)
     assert engine.info["missing"].startswith("9 of 24")
     if plated is draws:
         mcmc = MCMC(NUTS(kme.handlers.surrogate(plated, engine.likelihoods)), num_warmup=300, num_samples=1000)
         mcmc.run(KEY, x=ROWS)
-        close(np.asarray(mcmc.get_samples()["theta"]), expected, ERROR)
+        assert_close(np.asarray(mcmc.get_samples()["theta"]), expected, ERROR)
 
 
 WEIGHTING = {

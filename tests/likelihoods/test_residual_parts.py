@@ -6,7 +6,7 @@ from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 import numpyro_kme as kme
-from numpyro_kme.likelihoods.residual.location_scale import Targets, log_tails, loss
+from numpyro_kme.likelihoods.residual.location_scale import RegressionData, log_tails, loss
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
 
@@ -20,7 +20,7 @@ def smoothness(rng):
 def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, points):
     z, e, noise, size = (rng.normal(size=shape) for shape in ((15, 2), 15, 15, 15))
     x = np.where(np.arange(15) == 3, 40.0, z[:, 0] + 0.3 * e)
-    inputs, targets = Inputs(z, z[:points]), Targets(x, log_tails(x), noise**2, size**2)
+    inputs, targets = Inputs(z, z[:points]), RegressionData(x, log_tails(x), noise**2, size**2)
     flat, unpack = ravel_pytree(smoothness)
     flat = np.asarray(flat)
 

@@ -100,7 +100,7 @@ def log_tails(x: np.ndarray) -> np.ndarray:
     return np.log(DEFENSIVE / np.pi) - np.log1p(np.square(x))
 
 
-class Targets(NamedTuple):
+class RegressionData(NamedTuple):
     """The data that regressions of `n` statistics are learnt from.
 
     Attributes:
@@ -119,7 +119,7 @@ class Targets(NamedTuple):
 def learn_smoothness(
     smoothness: Smoothness,
     at: Inputs,
-    targets: Targets,
+    targets: RegressionData,
     steps: int,
     log_noise: tuple[float, float],
     inverses: np.ndarray | None,
@@ -133,12 +133,12 @@ def learn_smoothness(
         inverses = np.eye(ravel(smoothness, 1).shape[1]) / ravel(smoothness.curvature(size), 1)[:, :, None]
 
     def some(smoothness, rows):
-        return loss(smoothness, enough, Targets(*(part[rows] for part in targets)))
+        return loss(smoothness, enough, RegressionData(*(part[rows] for part in targets)))
 
     return descend_all(some, smoothness, Smoothness.bounds(at, log_noise), steps, inverses)
 
 
-def loss(smoothness: Smoothness, at: Inputs, targets: Targets) -> tuple[np.ndarray, Smoothness]:
+def loss(smoothness: Smoothness, at: Inputs, targets: RegressionData) -> tuple[np.ndarray, Smoothness]:
     """Minus the held-out log density and the log prior, `(n,)`, and its gradient."""
     found = smoothness.regress(at, targets.noise, targets.values)
     own = np.exp(2.0 * smoothness.noise)[..., None] * (targets.score_noise - targets.noise)
@@ -208,7 +208,7 @@ class ScaleFunction:
         x = (target - self.offset) / self.spread
         noise = np.broadcast_to(1.0 / INFORMATION / np.square(self.spread), x.shape)
         if steps:
-            targets = Targets(x, log_tails(x), noise, noise)
+            targets = RegressionData(x, log_tails(x), noise, noise)
             learnt = learn_smoothness(self.smoothness, at, targets, steps, (0.0, 0.0), self.inverses)
             self.smoothness, self.inverses = learnt
         self.last = self.smoothness.regress(self.smoothness.enough(at), noise, x)
@@ -308,7 +308,7 @@ def _in_turn(at, x, marginals, moves, smoothness, scale, steps):
     for number in range(MOST_TURNS):
         values = marginals(x.T, np).T
         if steps:
-            targets = Targets(values, log_tails(x) - marginals.log_slope(x.T, np).T, noise, size)
+            targets = RegressionData(values, log_tails(x) - marginals.log_slope(x.T, np).T, noise, size)
             now = steps // (1 if number == 0 else 2)
             smoothness, inverses = learn_smoothness(smoothness, at, targets, now, LOG_NOISE, inverses)
         found, before = smoothness.regress(smoothness.enough(at), noise, values), size
