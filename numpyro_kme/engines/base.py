@@ -66,8 +66,8 @@ class Engine(abc.ABC, Generic[P]):
     @property
     def plan(self) -> Plan:
         """Plan by which simulators run: the settings that this engine has of one."""
-        own = {f.name for f in fields(self)}
-        return Plan(**{f.name: getattr(self, f.name) for f in fields(Plan) if f.name in own})
+        settings: dict[str, Any] = {f.name: getattr(self, f.name, f.default) for f in fields(Plan)}
+        return Plan(**settings)
 
     @abc.abstractmethod
     def _infer(self, rng_key: jax.Array, args: tuple, kwargs: dict) -> tuple[Any, P]:

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -22,9 +20,8 @@ from numpyro_kme.engines.learnt_likelihoods import (
     prior_measure,
     training,
 )
-from numpyro_kme.engines.learnt_model import Drawn, joint_values
-from numpyro_kme.engines.learnt_posterior import UNSURE, LearntPosterior, emit_warnings, observation
-from numpyro_kme.engines.reference_table import observed_anew
+from numpyro_kme.engines.learnt_model import PosteriorDraws, joint_values
+from numpyro_kme.engines.learnt_posterior import UNSURE, LearntPosterior
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
@@ -223,15 +220,18 @@ class KELFI(SimulationEngine[LearntPosterior]):
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: np.asarray(latents[name]) for name in problem.latents if name in latents}
         problem.require_inside_support("latents", latents)
-        further = replace(self.plan.simulate_at(simulate_key, problem, latents), near=problem.observations)
-        again = settings._relearnt(fit_key, sample_key, self.method, posterior.drawn, problem, further)
-        self._found = settings._finished(fit_key, problem, *again)
+        further = self.plan.simulate_at(simulate_key, problem, latents)
+        learnt, drawn = settings._relearnt(fit_key, sample_key, self.method, posterior.drawn, problem, further)
+        learnt = learnt.with_half(fit_key, problem)
+        self._found = learnt, learnt.reported(problem, drawn)
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key, rounds_key = split(rng_key, 4)
         problem = self._checked(Problem.read(self.model, *args, **kwargs))
-        calls, chosen = calls_each(problem), self.num_rounds is None
-        varying = calls > 1.0 and not all(site.alike for site in problem.simulators.values())
+        sites, chosen = problem.simulators.values(), self.num_rounds is None
+        numbers = sum(latent.value.size for latent in problem.latents.values())
+        calls = max(1.0, sum(site.mask.size for site in sites) / numbers)  # along plates, for each number to infer
+        varying = calls > 1.0 and not all(site.alike for site in sites)
         number = 1 if chosen and varying else self.resolved_rounds
         first, *later = np.bincount(np.arange(self.num_simulations) % number).tolist()  # as equal as can be
         simulations = self.plan.simulate(simulate_key, problem, first)
@@ -245,33 +245,24 @@ class KELFI(SimulationEngine[LearntPosterior]):
             draws = drawn.latents if power == 1.0 else learnt.draw(power_key, problem, power).latents
             wide = chosen and number == 1 and (calls > 1.0 or not is_narrow(draws, simulations.latents))
             moved = learnt.with_half(fit_key, problem).moved_by_half(problem, drawn) if wide else np.inf
-            if np.isnan(moved) or moved <= UNSURE:  # NaN of too few to be halved, or another form
+            stays = np.isnan(moved) or moved <= UNSURE  # NaN of too few to be halved, or another form
+            if stays:
                 further = self.plan.simulate(run_key, problem, sum(later))
-                learnt, drawn = self._relearnt(fit_key, draw_key, learnt, drawn, problem, further)
-                break
-            variance = partial(_variance, learnt, problem, drawn)
-            latents = proposal.choose(choose_key, draws, variance, size)
-            further = replace(self.plan.simulate_at(run_key, problem, latents), near=problem.observations)
+            else:
+                latents = proposal.choose(choose_key, draws, learnt.variance, size)
+                further = replace(self.plan.simulate_at(run_key, problem, latents), near=problem.observations)
             learnt, drawn = self._relearnt(fit_key, draw_key, learnt, drawn, problem, further)
-        learnt = replace(learnt, amortised=not learnt.simulations.proposed)
-        return self._finished(fit_key, problem, learnt, drawn)
+            if stays:
+                break
+        learnt = learnt.with_half(fit_key, problem)
+        return learnt, learnt.reported(problem, drawn)
 
-    def _relearnt(self, fit_key, draw_key, before: LearntLikelihoods, drawn: Drawn, problem: Problem, further):
+    def _relearnt(self, fit_key, draw_key, before: LearntLikelihoods, drawn: PosteriorDraws, problem: Problem, further):
         """Learn from further simulations too, and draw again."""
         learnt = self._fit(fit_key, problem, before.simulations.joined(further))
         after = learnt.draw(draw_key, problem)
         history = *before.history, (len(further), distance_moved(drawn.latents, after.latents))
-        return replace(learnt, history=history, amortised=before.amortised), after
-
-    def _finished(self, fit_key, problem: Problem, learnt: LearntLikelihoods, drawn: Drawn):
-        """Learn from half of the simulations, report how far that moves the posterior, and warn."""
-        learnt = learnt.with_half(fit_key, problem)
-        if not learnt.amortised:
-            near = {site: replace(f, near=observation(problem, site)) for site, f in learnt.likelihoods.items()}
-            learnt = replace(learnt, likelihoods=near)
-        posterior = learnt.reported(problem, drawn)
-        emit_warnings(posterior)
-        return learnt, posterior
+        return replace(learnt, history=history), after
 
     def _fit(self, rng_key, problem, simulations):
         likelihoods, measures = {}, {}
@@ -281,14 +272,9 @@ class KELFI(SimulationEngine[LearntPosterior]):
                 coordinates = Coordinates.from_prior(rng_key, problem, site).covering(theta)
                 measures[site] = prior_measure(rng_key, problem, site, coordinates)
                 how = {"coordinates": coordinates, "measure": measures[site], **seen}
-                likelihoods[site] = fit_likelihood(theta, x, form=form, **how)
+                fitted = fit_likelihood(theta, x, form=form, **how)
+                likelihoods[site] = replace(fitted, near=simulations.near.get(site))
         return LearntLikelihoods(self, problem, simulations, likelihoods, measures, ((len(simulations), np.inf),))
-
-    def _condition(self, rng_key, args, kwargs, method):
-        method.require_amortised()
-        posterior = method.posterior(rng_key, self._checked(observed_anew(method.problem, args, kwargs)))
-        emit_warnings(posterior)
-        return posterior
 
     def _checked(self, problem):
         if self.missing is not None:  # NaN in the observation is what it says, and not what was not observed
@@ -305,13 +291,3 @@ class KELFI(SimulationEngine[LearntPosterior]):
         if problem.discrete:
             joint_values(problem)  # which refuses too many before anything is simulated
         return problem
-
-
-def _variance(learnt: LearntLikelihoods, problem: Problem, drawn: Drawn, latents: Mapping[str, np.ndarray]):
-    return learnt.reported(problem, drawn).surrogate_variance(latents)
-
-
-def calls_each(problem: Problem) -> float:
-    """Calls along plates for each number to infer, at least 1."""
-    calls = sum(prod(site.simulator.batch_shape) for site in problem.simulators.values())
-    return max(1.0, calls / sum(np.size(latent.value) for latent in problem.latents.values()))

@@ -4,6 +4,7 @@ observation; and where the next round goes."""
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -17,10 +18,11 @@ from numpyro_kme._core.programs import Recomputed, split
 from numpyro_kme._core.solves import robust_standard_deviation
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
 from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
-from numpyro_kme.engines.learnt_model import PARTICLES, Drawn, LearntModel, in_coordinates, in_model
-from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, observation, plain
-from numpyro_kme.engines.posterior import columns, groups, sites_at
+from numpyro_kme.engines.learnt_model import PARTICLES, LearntModel, PosteriorDraws, draw_in_coordinates, draw_in_model
+from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, emit_warnings, plain
+from numpyro_kme.engines.posterior import groups, sites_at
 from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.extrapolation import Repeats
 from numpyro_kme.likelihoods.learnt_statistics import StatisticsSurrogate
@@ -125,7 +127,6 @@ class LearntLikelihoods(Recomputed):
         measures: The prior of each simulator's coordinates.
         history: For each round, how many simulations it made and how far it moved the posterior.
         half: Likelihoods learnt from half of the simulations, for sites where there are enough.
-        amortised: Whether they serve every observation: no round simulated where the posterior of one is.
     """
 
     engine: Any = field(repr=False)
@@ -135,7 +136,6 @@ class LearntLikelihoods(Recomputed):
     measures: Mapping[str, Measure]
     history: tuple[tuple[int, float], ...] = ()
     half: Mapping[str, FittedLikelihood] = field(default_factory=dict)
-    amortised: bool = True
 
     def with_half(self, rng_key: jax.Array, problem: Problem) -> Self:
         """Learn likelihoods of the default form from half of the simulations too, chosen at random, where all
@@ -162,14 +162,16 @@ class LearntLikelihoods(Recomputed):
 
     def posterior(self, rng_key: jax.Array, problem: Problem) -> LearntPosterior:
         """The posterior of the observation of a model."""
+        self.require_amortised()
         return self.reported(problem, self.draw(rng_key, problem))
 
-    def draw(self, rng_key: jax.Array, problem: Problem, power: float = 1.0) -> Drawn:
+    def draw(self, rng_key: jax.Array, problem: Problem, power: float = 1.0) -> PosteriorDraws:
         """Draws from the posterior with the likelihood to this power."""
         for name, learnt in self.likelihoods.items():
             learnt.coordinates.require_simulated(problem.simulators[name].simulator.arguments)
         site, fitted = next(iter(self.likelihoods.items()))
         coordinates, measures, number = fitted.coordinates, dict(self.measures), self.engine.num_samples
+        model = LearntModel(problem, self.likelihoods)
         determined = plain(problem) and coordinates.exact and coordinates.one_to_one  # by one simulator's coordinates
         if self.engine.learn_prior:
             checks.require(
@@ -177,18 +179,27 @@ class LearntLikelihoods(Recomputed):
                 "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and "
                 f"a prior that is normal in the coordinates of the simulator's arguments. {coordinates.note}",
             )
-            measures[site] = learn_normal(fitted.at(observation(problem, site)), standard_normal(coordinates.dim))
+            measures[site] = learn_normal(fitted.at(problem.observations[site]), standard_normal(coordinates.dim))
         with progress.phase("sampling the posterior", self.engine.progress_bar):
-            if not determined:
-                found = in_model(rng_key, LearntModel(problem, self.likelihoods), number, power)
+            if determined:
+                found = draw_in_coordinates(rng_key, model, measures[site], number, power)
             else:
-                y = observation(problem, site)
-                seen = fitted.marginal(~np.isnan(y))
-                found = in_coordinates(rng_key, site, seen, y, measures[site], number, power)
+                found = draw_in_model(rng_key, model, number, power)
         return found._replace(measures=measures)
 
-    def reported(self, problem: Problem, drawn: Drawn) -> LearntPosterior:
-        """The draws as a posterior, with what is reported of them."""
+    def variance(self, latents: Latents) -> np.ndarray:
+        """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`."""
+        site = self.problem.site()
+        fitted = self.likelihoods[site]
+        return fitted.surrogate.variance(fitted.coordinates.table(self.problem.arguments(latents)[site]))
+
+    def reported(self, problem: Problem, drawn: PosteriorDraws) -> LearntPosterior:
+        """The draws as a posterior, with what is reported of them; warns of what is wrong with it."""
+        extrapolated = {}
+        for site, fitted in self.likelihoods.items():
+            found = problem.simulators[site]
+            outside = fitted.beyond(problem.observations[site], drawn.coordinates[site], found.mask)
+            extrapolated[site] = outside.mean(axis=0)
         posterior = LearntPosterior(
             engine=type(self.engine).__name__,
             samples=sites_at(problem, drawn.latents),
@@ -199,12 +210,7 @@ class LearntLikelihoods(Recomputed):
             likelihoods=self.likelihoods,
             learn_prior=self.engine.learn_prior,
             drawn=drawn,
-            extrapolated={
-                site: fitted.beyond(
-                    problem.observations[site], drawn.coordinates[site], problem.simulators[site].mask
-                ).mean(axis=0)
-                for site, fitted in self.likelihoods.items()
-            },
+            extrapolated=extrapolated,
             moved_by_half=self.moved_by_half(problem, drawn),
         )
         info = describe(posterior)
@@ -212,9 +218,10 @@ class LearntLikelihoods(Recomputed):
             made, moves = zip(*self.history)
             sizes, steps = ", ".join(map(str, made)), ", ".join(map("{:.2g}".format, moves[1:]))
             info["rounds"] = f"simulations {sizes}; the posterior moved by {steps} sd"
+        emit_warnings(posterior)
         return replace(posterior, info=info)
 
-    def moved_by_half(self, problem: Problem, drawn: Drawn) -> float:
+    def moved_by_half(self, problem: Problem, drawn: PosteriorDraws) -> float:
         r"""Distance that the posterior moves when the draws are weighted to the likelihoods of half of the simulations,
         $w_i \propto q_{half}(y \mid \theta_i) / q(y \mid \theta_i)$.
 
@@ -238,7 +245,7 @@ class LearntLikelihoods(Recomputed):
     def require_amortised(self) -> None:
         """Raise an error unless they serve every observation."""
         checks.require(
-            self.amortised,
+            not self.simulations.near,
             "Run an engine with num_rounds=1 for this, whose simulations are at prior draws alone and serve every "
             "observation; or `run` again for one other observation. The likelihood was learnt for the observation of "
             f"`run`: of {len(self.simulations)} simulations {self.simulations.proposed} were made where a posterior "
@@ -307,12 +314,13 @@ def distance_moved(before: Latents, after: Latents) -> float:
 def is_narrow(draws: Latents, prior: Latents) -> bool:
     """True if the robust standard deviation of some number is below `NARROW` of the prior's."""
     own, other = _varying(draws, prior)
-    return any(robust_standard_deviation(a) < NARROW * robust_standard_deviation(b) for a, b in zip(own.T, other.T))
+    scale = partial(np.apply_along_axis, robust_standard_deviation, 0)
+    return bool(np.any(scale(own) < NARROW * scale(other)))
 
 
 def _varying(one: Latents, other: Latents) -> tuple[np.ndarray, np.ndarray]:
     """Tables `(m, k)` of the numbers of two sets of draws that vary in the other by more than rounding in float32; a
     correlation with itself does not."""
-    table = columns(other)
+    table = ravel(other, 1)
     kept = np.ptp(table, axis=0) > 1e-6 * np.max(np.abs(table), axis=0)
-    return columns(one)[:, kept], table[:, kept]
+    return ravel(one, 1)[:, kept], table[:, kept]

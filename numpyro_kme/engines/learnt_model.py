@@ -36,7 +36,7 @@ MOST_VALUES = 100
 
 
 @saveable
-class Drawn(NamedTuple):
+class PosteriorDraws(NamedTuple):
     """Equally weighted posterior draws.
 
     Attributes:
@@ -129,26 +129,26 @@ class LearntModel(Recomputed):
 
 
 @numpy_function
-def in_coordinates(
-    rng_key: jax.Array,
-    site: str,
-    fitted: FittedLikelihood,
-    y: np.ndarray,
-    measure: Measure,
-    num_samples: int,
-    power: float = 1.0,
-) -> Drawn:
-    """Draw in the coordinates of one simulator site, which determine all latents, with the likelihood to a power;
-    `fitted` is of what was observed (`FittedLikelihood.marginal`)."""
+def draw_in_coordinates(
+    rng_key: jax.Array, model: LearntModel, measure: Measure, num_samples: int, power: float = 1.0
+) -> PosteriorDraws:
+    """Draw in the coordinates of the one simulator site, which determine all latents, with the likelihood to a power.
+
+    The site is neither masked nor scaled, and nothing else is observed.
+    """
     fit_key, start_key, temper_key, pick_key = split(rng_key, 4)
-    likelihood = prepare(fitted, y).brief()
+    ((site, fitted),) = model.likelihoods.items()
+
+    def log_likelihood(z):
+        return power * model.log_likelihood({site: z})
+
     with host.one_blas_thread:
-        proposal = adapted_proposal(fit_key, lambda z: power * likelihood.log_densities(z), measure, PARTICLES // MOVES)
+        proposal = adapted_proposal(fit_key, log_likelihood, measure, PARTICLES // MOVES)
         between = Mixed.defensive(measure, proposal)
 
         def log_densities(z):
             log_start = between.log_densities(z)
-            return log_start, measure.log_densities(z) + power * likelihood.log_densities(z) - log_start
+            return log_start, measure.log_densities(z) + log_likelihood(z) - log_start
 
         chains = max(num_samples, PARTICLES // MOVES)
         found = temper(temper_key, log_densities, between.sample(start_key, STARTS * chains), chains)
@@ -159,7 +159,7 @@ def in_coordinates(
 
 
 @numpy_function
-def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> Drawn:
+def draw_in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: float = 1.0) -> PosteriorDraws:
     r"""Draw the latents of a model whose every site has a density, with all likelihoods to a power.
 
     Those that are not discrete, unconstrained `u`, are drawn from `sum_k p(k) p(u | k) q(y | u, k)` over the joint
@@ -196,7 +196,7 @@ def in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, power: fl
     log_posterior = terms.log_prior + power * terms.log_likelihood
     if found is None:  # every latent is discrete, and the sum is the posterior
         log_evidence, info = float(special.logsumexp(total[0])), {"effective sample size": float(num_samples)}
-        drawn = Drawn(latents, z, log_posterior, learnt, log_evidence, info)
+        drawn = PosteriorDraws(latents, z, log_posterior, learnt, log_evidence, info)
     else:
         drawn = as_drawn(latents, z, log_posterior, learnt, found)
     what = f"{', '.join(values)}: summed over, {len(rows)} joint values"
@@ -248,7 +248,7 @@ def mode(target: Unconstrained, latents: Mapping[str, np.ndarray], log_posterior
     return target.constrain(jnp.asarray(min(found, key=lambda result: result.fun).x))
 
 
-def as_drawn(latents, coordinates, log_posterior, log_likelihood, found: Tempered) -> Drawn:
+def as_drawn(latents, coordinates, log_posterior, log_likelihood, found: Tempered) -> PosteriorDraws:
     """Draws with how they were found; raises where the posterior has no mass at any draw from the prior."""
     kept, size = len(log_posterior), MOVES * len(found.particles)
     checks.require(
@@ -256,7 +256,7 @@ def as_drawn(latents, coordinates, log_posterior, log_likelihood, found: Tempere
         f"The posterior has no mass at any of {size} draws from the prior: the likelihood is zero or NaN at each. Look "
         "at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",
     )
-    return Drawn(
+    return PosteriorDraws(
         latents,
         coordinates,
         log_posterior,

@@ -50,7 +50,7 @@ class LearntPosterior(Posterior):
     simulations: Simulations
     likelihoods: Mapping[str, FittedLikelihood]
     learn_prior: bool
-    drawn: learnt_model.Drawn
+    drawn: learnt_model.PosteriorDraws
     extrapolated: Mapping[str, np.ndarray]
     moved_by_half: float = np.nan
 
@@ -69,7 +69,8 @@ class LearntPosterior(Posterior):
             f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use the draws.",
         )
         site, surrogate = problem.site(), self._fitted.surrogate
-        return KernelMeansPosterior(surrogate, surrogate.point(observation(problem, site)), self.drawn.measures[site])
+        observed = surrogate.point(problem.observations[site])
+        return KernelMeansPosterior(surrogate, observed, self.drawn.measures[site])
 
     @property
     def _fitted(self) -> FittedLikelihood:
@@ -265,11 +266,6 @@ def plain(problem: Problem) -> bool:
     return len(problem.simulators) == 1 and not problem.likelihoods and problem.simulators[problem.site()].single
 
 
-def observation(problem: Problem, site: str) -> np.ndarray:
-    """Observed value of one site, float64."""
-    return np.asarray(problem.observations[site], np.float64)
-
-
 def describe(posterior: LearntPosterior) -> dict[str, Any]:
     """Lines of the summary: what was learnt, and how the draws were found."""
     problem, simulations, drawn = posterior.problem, posterior.simulations, posterior.drawn
@@ -278,7 +274,7 @@ def describe(posterior: LearntPosterior) -> dict[str, Any]:
         found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
         found |= missing_entries(problem.simulators[site])
         if problem.simulators[site].single:
-            place = fitted.surrogate.describe_observation(fitted.surrogate.point(observation(problem, site)))
+            place = fitted.surrogate.describe_observation(fitted.surrogate.point(problem.observations[site]))
             found |= {"observation": place} if place else {}
         outside = float(np.max(posterior.extrapolated[site]))
         found["parameters"] = "all draws within the simulated parameters"

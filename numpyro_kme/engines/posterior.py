@@ -257,12 +257,6 @@ def missing_entries(site: SimulatorSite) -> dict[str, str]:
     return ({"missing": told} if left_out else {}) | ({"censored": within} if site.censored else {})
 
 
-def columns(latents: Mapping[str, Any]) -> np.ndarray:
-    """All numbers of latents `{site: (m, *shape)}` by the order of their names, `(m, k)`."""
-    rows = len(next(iter(latents.values())))
-    return np.concatenate([np.reshape(latents[name], (rows, -1)) for name in sorted(latents)], axis=1, dtype=np.float64)
-
-
 def problem_of(posterior: Posterior) -> Problem:
     """The model of a posterior that rests on simulations."""
     if posterior.problem is None:

@@ -18,10 +18,11 @@ from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, RegressionAdjustment, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
-from numpyro_kme.engines.posterior import Posterior, by_chain, columns, groups, missing_entries, problem_of, sites_at
+from numpyro_kme.engines.posterior import Posterior, by_chain, groups, missing_entries, problem_of, sites_at
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
 from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.kernels.base import Kernel
+from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
@@ -104,7 +105,7 @@ class WeightedPosterior(Posterior):
             "`get_weights` or the draws.",
         )
         if problem.discrete:
-            _, first, group = np.unique(columns(latents), axis=0, return_index=True, return_inverse=True)
+            _, first, group = np.unique(ravel(latents, 1), axis=0, return_index=True, return_inverse=True)
             best = first[np.argmax(np.bincount(group.ravel(), self.weights))]
             return {name: np.asarray(value[best]) for name, value in latents.items()}
         to_vectors, latents_at = vector_maps(problem, self.coordinates)

@@ -74,7 +74,7 @@ def test_draws_in_a_model_come_with_their_density_in_its_own_units():
     )
     problem = SimpleNamespace(model=model, args=(0.8,), latents=latents, likelihoods=("y",), **nothing)
     learnt = learnt_model.LearntModel(problem, {})
-    drawn = learnt_model.in_model(jax.random.key(0), learnt, 300)
+    drawn = learnt_model.draw_in_model(jax.random.key(0), learnt, 300)
     theta = drawn.latents["theta"]
     density = stats.lognorm(1.0).logpdf(theta) + stats.norm(np.log(theta), 0.5).logpdf(0.8)
     np.testing.assert_allclose(drawn.log_posterior, density, rtol=1e-4, atol=1e-4)
