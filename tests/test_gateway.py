@@ -377,9 +377,10 @@ def test_what_is_no_key_is_refused(door):
 
 
 def test_raw_keys_of_the_other_generators_are_taken():
-    data = jax.random.key_data(jax.random.key(0, impl="rbg"))
-    checks.key(data)
+    key = jax.random.key(0, impl="rbg")
+    data = jax.random.key_data(key)
     with jax.default_prng_impl("rbg"):
+        assert checks.key(data) == key
         assert kme.kernels.farthest_point_design(data, Z, 3).shape == (3, 2)
     with pytest.raises(TypeError, match="must be a random key"):
         checks.key(np.zeros(3, np.uint32))

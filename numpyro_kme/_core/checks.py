@@ -41,14 +41,9 @@ def is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def typed_key(value: jax.Array) -> jax.Array:
-    """A random key, or several, in their typed form."""
-    return value if is_key(value) else jax.random.wrap_key_data(value)
-
-
-def key(value: Any, *, several: bool = False) -> None:
-    """Require one random key of JAX, typed or of the older kind, two or four words, or `several` typed ones,
-    `(blocks,)`."""
+def key(value: Any, *, several: bool = False) -> jax.Array:
+    """The random key of JAX that a value is, typed or of the older kind, two or four words, in its typed form; or
+    `several` typed ones, `(blocks,)`."""
     words = getattr(value, "dtype", None) == np.uint32 and np.shape(value) in ((2,), (4,))
     require(
         np.ndim(value) <= several if is_key(value) else words,
@@ -62,6 +57,7 @@ def key(value: Any, *, several: bool = False) -> None:
         f"`rng_key` is of the kind {kind!r}, and keys of this session are of the kind {default!r}. Make it with "
         f"jax.random.key(0), or set jax.config.update('jax_default_prng_impl', {kind!r}) first.",
     )
+    return value if kind else jax.random.wrap_key_data(value)
 
 
 MOST_SIMULATIONS = 20_000
@@ -217,7 +213,8 @@ def line(value: Any) -> str:
 
 def instance(name: str, value: Any, kind: type[T] | Any, what: str) -> T:
     """The value, which must be an instance of `kind`, which `what` describes."""
-    require(isinstance(value, kind), f"`{name}` must be {what}; got {line(value)}.", TypeError)
+    if not isinstance(value, kind):  # to write a value down takes longer than to check it
+        raise explained(f"`{name}` must be {what}; got {line(value)}.", TypeError)
     return value
 
 
@@ -229,35 +226,33 @@ def real(name: str, value: Any) -> None:
         require(numbers, f"`{name}` must hold real numbers; got dtype {dtype}.", TypeError)
 
 
-def sound(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
+REPAIR = "Remove or repair these entries first."
+
+
+def sound(name: str, value: Any, advice: str = REPAIR) -> None:
     """Require every array of a pytree to hold real numbers, all finite where they are concrete."""
     real(name, value)
-    for leaf in jax.tree.leaves(value):
-        finite(name, leaf, advice)
-
-
-def finite(name: str, value: Any, advice: str = "Remove or repair these entries first.") -> None:
-    """Require every entry of a concrete array to be finite; the error counts the bad entries and shows the first."""
-    if not is_concrete(value) or not np.issubdtype(np.asarray(value).dtype, np.inexact):
-        return
-    array = np.asarray(value)
-    if not np.isfinite(array).all():
+    for leaf in filter(is_concrete, jax.tree.leaves(value)):
+        array = np.asarray(leaf)
         bad = np.argwhere(~np.isfinite(array))
-        index = tuple(int(i) for i in bad[0])
-        raise explained(
-            f"`{name}` has {len(bad)} entries that are not finite out of {array.size}; the first is "
-            f"{array[index]} at index {index}. {advice}"
-        )
+        if len(bad):
+            index = tuple(bad[0].tolist())
+            raise explained(
+                f"`{name}` has {len(bad)} entries that are not finite out of {array.size}; the first is "
+                f"{array[index]} at index {index}. {advice}"
+            )
 
 
-def matrix(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1) -> None:
-    """Require shape `(rows, columns)` with at least `min_rows` rows."""
+def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1, advice: str = REPAIR) -> None:
+    """Require real numbers of shape `(rows, columns)` with at least `min_rows` rows, all finite where they are
+    concrete."""
     shape = np.shape(value)
     require(len(shape) == 2, f"`{name}` must have shape (points, dim); got {shape}. Use {name}[:, None] for scalars.")
     require(shape[0] >= min_rows, f"`{name}` must have at least {min_rows} rows; got shape {shape}.")
     require(shape[1] >= 1, f"`{name}` must have at least 1 column; got shape {shape}.")
     if columns is not None:
         require(shape[1] == columns, f"`{name}` must have {columns} columns; got shape {shape}.")
+    sound(name, value, advice)
 
 
 def shaped(name: str, value: Any, shape: tuple[int, ...], what: str) -> None:
@@ -269,12 +264,6 @@ def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Tell whether an array of a shape can be broadcast to another."""
     padded = (1,) * (len(to) - len(shape)) + shape
     return len(padded) == len(to) and all(a in (1, b) for a, b in zip(padded, to))
-
-
-def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1) -> None:
-    """Require a `matrix` of real numbers, all finite where they are concrete."""
-    matrix(name, value, columns=columns, min_rows=min_rows)
-    sound(name, value)
 
 
 def same_columns(name_a: str, a: Any, name_b: str, b: Any) -> None:

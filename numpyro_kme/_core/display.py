@@ -91,17 +91,6 @@ def names_and_shapes(arrays: Mapping[str, Any], lead: int = 1) -> str:
     return listed((f"{name} {shape}" if shape else name for name, shape in shapes.items()), WIDTH)
 
 
-def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
-    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`; of so many leading
-    axes."""
-    found = {}
-    for name, value in arrays.items():
-        for index in np.ndindex(np.shape(value)[lead:]):
-            label = name + (f"[{','.join(map(str, index))}]" if index else "")
-            found[label] = np.asarray(value)[(*(slice(None),) * lead, *index)]
-    return found
-
-
 def mean_and_sd(columns: Mapping[str, np.ndarray], most: int = 5) -> dict[str, str]:
     """Mean and standard deviation of the first of some columns of draws, by name, and how many there are more."""
     found = {name: f"{np.mean(value):.3g} +- {np.std(value):.2g}" for name, value in list(columns.items())[:most]}
@@ -119,11 +108,6 @@ def extremes(values: Any, names: Sequence[str] = ()) -> str:
         f"{array[low]:.3g} (at {label(low)}) to {array[high]:.3g} (at {label(high)}), median "
         f"{np.nanmedian(array):.3g}, of {array.size}"
     )
-
-
-def between(low: str, high: str) -> str:
-    """A range of two texts; one of them where they are the same."""
-    return low if low == high else f"{low} to {high}"
 
 
 def _card_of(value: Any) -> Any:
@@ -188,9 +172,9 @@ def _of_array(value: Any) -> str:
     if array.dtype.kind == "b":
         return f"{array.shape} array, {np.count_nonzero(array)} true"
     finite = array[np.isfinite(array)]
-    ends = between(f"{finite.min():.3g}", f"{finite.max():.3g}") if finite.size else "nothing finite"
+    ends = dict.fromkeys(f"{end:.3g}" for end in (finite.min(), finite.max())) if finite.size else ["nothing finite"]
     lost = array.size - finite.size
-    return f"{array.shape} array, {ends}" + (f", {lost} not finite" if lost else "")
+    return f"{array.shape} array, {' to '.join(ends)}" + (f", {lost} not finite" if lost else "")
 
 
 def _named(value: Any) -> bool:

@@ -28,6 +28,18 @@ Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 
+def to_host(tree: Any, floats: type | None = None) -> Any:
+    """Arrays of a pytree as NumPy arrays, floating-point ones of the type `floats` where it is given; keys and
+    everything else stay as they are."""
+
+    def on_host(leaf):
+        if not isinstance(leaf, np.ndarray | jax.Array) or checks.is_key(leaf):
+            return leaf
+        return np.asarray(leaf, floats if floats and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
+
+    return jax.tree.map(on_host, tree)
+
+
 def numpy_function(function: Callable[Given, Any]) -> Callable[Given, Any]:
     """`function` on the host: called at once, with its floating-point arrays in float64, other arrays as NumPy's, and
     keys and everything else as they are, and with NumPy arrays as results; a decorator too.
@@ -40,7 +52,7 @@ def numpy_function(function: Callable[Given, Any]) -> Callable[Given, Any]:
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Any:
         if not checks.is_concrete((args, kwargs)):
             checks.concrete(**inspect.signature(function).bind(*args, **kwargs).arguments)
-        args, kwargs = jax.tree.map(_float64, (args, kwargs))
+        args, kwargs = to_host((args, kwargs), np.float64)
         with at_once():
             return to_host(function(*args, **kwargs))
 
@@ -62,19 +74,21 @@ def numpy_rng(rng_key: jax.Array) -> np.random.Generator:
 def in_present_precision(tree: Any) -> Any:
     """Turn the NumPy arrays of numbers of a pytree into JAX arrays, constants even while JAX is tracing: what depends
     on them alone is prepared once and not at each evaluation."""
+
+    def constant(leaf):
+        numbers = isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "biufc" or leaf.dtype == jnp.bfloat16)
+        return jnp.asarray(in_jax_types(leaf)) if numbers else leaf
+
     with at_once():
-        return jax.tree.map(lambda leaf: jnp.asarray(native(leaf)) if _is_numbers(leaf) else leaf, tree)
+        return jax.tree.map(constant, tree)
 
 
 def in_jax_types(value: Any) -> Any:
-    """An array of JAX as it is, anything else as an array of NumPy in a type that JAX has; NaN where it is masked."""
+    """An array of JAX as it is, anything else as an array of NumPy in a type that JAX has, in this machine's order of
+    bytes and with 64 bits at most; NaN where it is masked."""
     if value is None or isinstance(value, jax.Array):
         return value
-    return native(value.astype(float).filled(np.nan) if np.ma.is_masked(value) else np.asarray(value))
-
-
-def native(value: np.ndarray) -> np.ndarray:
-    """Numbers in a type that JAX has: in this machine's order of bytes, and with 64 bits at most."""
+    value = value.astype(float).filled(np.nan) if np.ma.is_masked(value) else np.asarray(value)
     known = value.dtype.newbyteorder("=")
     lacking = jnp.issubdtype(known, jnp.floating) and known not in (np.float16, np.float32, np.float64)
     return value.astype(np.float64 if lacking else known, copy=False)
@@ -93,25 +107,6 @@ def full_precision(function: Callable[Given, Found]) -> Callable[Given, Found]:
             return function(*args, **kwargs)
 
     return call
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | jax.Array) and not checks.is_key(leaf)
-
-
-def _is_numbers(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "biufc" or leaf.dtype == jnp.bfloat16)
-
-
-def _float64(leaf: Any) -> Any:
-    if not _is_array(leaf):
-        return leaf
-    return np.asarray(leaf, np.float64 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
-
-
-def to_host(tree: Any) -> Any:
-    """JAX arrays of a pytree as NumPy arrays; keys and everything else stay as they are."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_array(leaf) else leaf, tree)
 
 
 AT_ONCE = 32_768
@@ -207,9 +202,9 @@ def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
     """
     items, run = list(items), numpy_function(function)
     begun = time.perf_counter()
-    found = [run(item) for item in items[:1]]
+    found = list(map(run, items[:1]))
     if len(items) < 3 or time.perf_counter() - begun < LONG:
-        return found + [run(item) for item in items[1:]]
+        return found + list(map(run, items[1:]))
     keep_freed_memory()
     pool = ThreadPoolExecutor(processors())
     try:

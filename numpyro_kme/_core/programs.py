@@ -2,7 +2,7 @@
 for which none is compiled."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from hashlib import sha256
 from math import prod
@@ -62,27 +62,26 @@ class Program:
         if getattr(jax.config, "jax_disable_jit", False):
             return self._function(*args)
         leaves, structure = jax.tree.flatten(args)
-        where = (getattr(jax.config, "jax_default_device", None), *(getattr(leaf, "sharding", None) for leaf in leaves))
-        kind = (structure, jnp.result_type(float), *((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))
-        if (where, kind) not in self._compiled:
-            self._compiled[where, kind] = _compile(self._function, args, (where, *self._options))
-        return self._compiled[where, kind](*args)
+        each = ((np.shape(leaf), str(jnp.result_type(leaf)), getattr(leaf, "sharding", None)) for leaf in leaves)
+        kind = structure, jnp.result_type(float), getattr(jax.config, "jax_default_device", None), *each
+        if kind not in self._compiled:
+            self._compiled[kind] = self._compile(args, kind)
+        return self._compiled[kind](*args)
 
-
-def _compile(function, args, where) -> Callable:
-    lowered = function.lower(*args)
-    text = lowered.as_text()
-    if "callback" in text or getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
-        return function
-    key = sha256(text.encode()).hexdigest(), lowered.in_tree, lowered.out_tree, where
-    with _lock:
-        found = _shared.pop(key, None)
-    found = lowered.compile() if found is None else found
-    with _lock:
-        _shared[key] = found
-        while len(_shared) > KEPT:
-            _shared.popitem(last=False)
-    return found
+    def _compile(self, args: tuple, kind: tuple) -> Callable:
+        lowered = self._function.lower(*args)
+        text = lowered.as_text()
+        if "callback" in text or getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
+            return self._function
+        key = sha256(text.encode()).hexdigest(), lowered.out_tree, kind, *self._options
+        with _lock:
+            found = _shared.pop(key, None)
+        found = lowered.compile() if found is None else found
+        with _lock:
+            _shared[key] = found
+            while len(_shared) > KEPT:
+                _shared.popitem(last=False)
+        return found
 
 
 def jitted(function: Callable, **settings: Any) -> Callable:
@@ -169,3 +168,14 @@ def child(rng_key: jax.Array, number: int) -> jax.Array:
 def split(rng_key: jax.Array, num: int = 2) -> list[jax.Array]:
     """Keys for `num` purposes: child `i` of the key, which is the one that `jax.random.split` gives."""
     return list(map(random.wrap_key_data, fold_in(data_of(rng_key), np.arange(num))))
+
+
+def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
+    """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`; of so many leading
+    axes."""
+    found = {}
+    for name, value in arrays.items():
+        for index in np.ndindex(np.shape(value)[lead:]):
+            label = name + (f"[{','.join(map(str, index))}]" if index else "")
+            found[label] = np.asarray(value)[(*(slice(None),) * lead, *index)]
+    return found

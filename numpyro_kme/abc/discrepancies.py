@@ -67,7 +67,7 @@ def discrepancies_to(
         found.shape == (len(x),),
         f"The discrepancy must give one number for a simulation and the observation; it gave shape {found.shape[1:]}.",
     )
-    checks.finite("discrepancies", found, "Check the discrepancy and the simulations.")
+    checks.sound("discrepancies", found, "Check the discrepancy and the simulations.")
     return found
 
 

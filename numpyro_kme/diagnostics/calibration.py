@@ -11,9 +11,9 @@ import scipy
 from scipy.special import ndtr, ndtri
 
 from numpyro_kme._core import arviz, checks, progress
-from numpyro_kme._core.display import Card, between, frozen, numbers
+from numpyro_kme._core.display import Card, frozen
 from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.programs import split
+from numpyro_kme._core.programs import numbers, split
 from numpyro_kme.diagnostics.predictive import Arguments, data_sets, plan_of_data
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.posterior import Posterior, problem_of
@@ -69,14 +69,14 @@ class Calibration:
 
     def _card(self) -> Card:
         p_values = [(p, name, test) for name, tests in self.tests.items() for test, p in tests.items()]
-        ends = [f"{end(self.coverage().values()):.2f}" for end in (min, max)]
+        ends = dict.fromkeys(f"{end(self.coverage().values()):.2f}" for end in (min, max))
         failed, why = sum(self.failures.values()), ", ".join(f"{n} {reason}" for reason, n in self.failures.items())
         return Card(
             f"Calibration on {len(self.tarp)} data sets",
             {
                 "p-value": f"{self.p_value:.2g} of all tests, against errors above {MARGIN:g} posterior sd",
                 "smallest": "{1}, {2}: {0:.2g}".format(*min(p_values)),
-                "coverage": f"of 90% intervals {between(*ends)}",
+                "coverage": f"of 90% intervals {' to '.join(ends)}",
                 "refused": f"{self.refused} further data sets" if self.refused else "",
                 "failed": f"{failed} further data sets could not be simulated ({why})" if failed else "",
                 "found": "; ".join(self.findings()) or f"nothing at level {LEVEL:g}",

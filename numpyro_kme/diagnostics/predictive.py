@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import arviz, checks
-from numpyro_kme._core.display import Card, frozen, names_and_shapes, numbers
+from numpyro_kme._core.display import Card, frozen, names_and_shapes
 from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.programs import split
+from numpyro_kme._core.programs import numbers, split
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.kernels.data_sets import lengths

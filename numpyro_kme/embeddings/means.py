@@ -130,7 +130,7 @@ class MeanEmbedding:
         checks.require(
             x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
         )
-        checks.finite("start", x)
+        checks.sound("start", x)
         value, near = height(x)
         checks.require(
             value > 0,

@@ -162,7 +162,7 @@ def choose_by_prediction(
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
     checks.concrete(x=x)
-    checks.matrix("x", x)
+    checks.table("x", x)
     table = np.asarray(x, np.float64)
     factor = _factors(tolerance)
 

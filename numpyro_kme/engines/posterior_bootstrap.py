@@ -175,7 +175,7 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
         iid = IidModel.read(self.model, args, kwargs)
         covariates = iid.covariates(self.covariates)
         data = iid.data.astype(np.float64) if covariates is None else (covariates, iid.data.astype(np.float64))
-        checks.finite("data", iid.data)
+        checks.sound("data", iid.data)
         loss = (MMD(length_scale=self.length_scale) if self.loss is None else self.loss).for_data(data)
         checks.require(
             loss.takes_covariates or covariates is None,

@@ -229,7 +229,7 @@ class BayesianKernelLearning(LengthScaleRule):
 
     def __call__(self, x, targets=None):
         """The learnt scalar; `targets` say nothing."""
-        checks.matrix("x", x, min_rows=2)
+        checks.table("x", x, min_rows=2)
         rows, landmarks = jax.random.split(self.rng_key)
         table = some_rows(rows, np.asarray(x), self.most)
         return np.asarray(learn_length_scale(landmarks, table, num_landmarks=self.num_landmarks).length_scale)

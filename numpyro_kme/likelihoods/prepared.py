@@ -133,7 +133,7 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bound
         own, pattern = np.flatnonzero(of_row.ravel() == number), np.array(known)
         if (pattern == 2).any():
             flat = np.where(pattern == 1, rows[own].reshape(len(own), -1), np.nan).astype(np.float64)
-            checks.finite("value", flat[:, pattern == 1])
+            checks.sound("value", flat[:, pattern == 1])
             parts.append(fitted.surrogate.within(flat, *ends[:, own]))
         elif told:
             parts.append(_checked(marginal(pattern == 1), rows[own], np.ones(len(own), bool), (len(own),)))
@@ -151,7 +151,7 @@ def _checked(fitted: Any, rows: np.ndarray, counts: np.ndarray, lead: tuple[int,
     if not np.all(counts):  # one that counts in place of those that do not
         rows = rows[np.where(counts, np.arange(len(rows)), np.argmax(counts))]
     missing = np.isnan(rows)
-    checks.finite("value", np.where(missing & missing[0], 0, rows))
+    checks.sound("value", np.where(missing & missing[0], 0, rows))
     if not lead:
         return fitted.at(rows[0])
     columns = rows.reshape(len(rows), -1)

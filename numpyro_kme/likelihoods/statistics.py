@@ -53,8 +53,7 @@ class StatisticsTransform:
         Raises:
             ValueError: If entries are not finite, or no statistic varies.
         """
-        checks.matrix("x", x)
-        checks.sound("x", x, "Leave out the simulations that failed.")
+        checks.table("x", x, advice="Leave out the simulations that failed.")
         x = np.asarray(x, dtype=np.float64)
         lowest, highest = x.min(axis=0), x.max(axis=0)
         varies = highest / 2 - lowest / 2 > 1e-13 * np.maximum(np.abs(lowest), np.abs(highest))
@@ -131,7 +130,7 @@ class StatisticsTransform:
         checks.shaped("y", y, (self.num_raw,), "entry for each simulated statistic")
         reference, missing = np.asarray(self.reference), np.isnan(y)
         missing[list(self.kept)] = False
-        checks.finite("y", np.where(missing, 0.0, y))
+        checks.sound("y", np.where(missing, 0.0, y))
         agrees = missing | np.isclose(y, reference, rtol=1e-6, atol=0.0)
         agrees[list(self.kept)] = True
         i = int(np.argmin(agrees))

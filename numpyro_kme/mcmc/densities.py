@@ -262,8 +262,8 @@ def length_scale_model(x: ArrayLike, landmarks: ArrayLike) -> None:
         landmarks: `(q, D)`, such as `farthest_point_design(key, x, 50)`, in the units of `x`.
     References: Flaxman et al. (2016), UAI.
     """
-    checks.matrix("x", x, min_rows=2)
-    checks.matrix("landmarks", landmarks, columns=np.shape(x)[1])
+    checks.table("x", x, min_rows=2)
+    checks.table("landmarks", landmarks, columns=np.shape(x)[1])
     table = np.asarray(x, np.float64)
     centre, median = table.mean(axis=0), float(median_heuristic(table))
     reach = float(np.sqrt(np.mean(np.sum(np.square(table - centre), axis=1))))

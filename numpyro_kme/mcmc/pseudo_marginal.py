@@ -190,12 +190,12 @@ class PseudoMarginal(MCMCKernel):
         return jnp.where(jnp.isnan(energy), jnp.inf, energy)
 
     def _first_keys(self, key):
-        key = checks.typed_key(key)
+        key = checks.key(key)
         return key if self._blocks == 1 else jax.random.split(key, self._blocks)
 
     def _renewed(self, kept, key):
         """The noise of a proposal: all of it new, or that of one block."""
-        key = checks.typed_key(key)
+        key = checks.key(key)
         if self._blocks == 1:
             return key
         place_key, new_key = jax.random.split(key)

@@ -13,9 +13,8 @@ from jax.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import numbers
 from numpyro_kme._core.host import full_precision, numpy_function
-from numpyro_kme._core.programs import pieces
+from numpyro_kme._core.programs import numbers, pieces
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models.curves import SCORES, Curves, quantiles
 from numpyro_kme.models.problem import Draws, Latent, Problem
@@ -84,7 +83,7 @@ class Coordinates:
         draws = problem.draw(rng_key, num_draws)
         table = draws.arguments[site].reshape(-1, draws.arguments[site].shape[-1])
         what = f"the arguments of the simulator at {site!r}"
-        checks.finite(what, table, "Narrow the prior, or bound the step that overflows.")
+        checks.sound(what, table, "Narrow the prior, or bound the step that overflows.")
         varied = bool(np.ptp(table, axis=0).any())
         checks.require(varied, f"T{what[1:]} are the same in all prior draws: nothing to infer.")
         try:

@@ -14,7 +14,7 @@ from jax import random
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.checks import setting
-from numpyro_kme._core.display import numbers
+from numpyro_kme._core.programs import numbers
 from numpyro_kme.kernels.data_sets import pad
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
 

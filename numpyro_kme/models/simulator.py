@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -240,16 +240,14 @@ class Simulator(Distribution):
         with jax.ensure_compile_time_eval():  # a mask that is known stays known while JAX traces the model
             return _MaskedSimulator(self, mask)
 
-    def keys(self, key: jax.Array, sample_shape: Shape = ()) -> jax.Array:
+    def keys(self, key: jax.Array | None, sample_shape: Shape = ()) -> jax.Array:
         """The key of each call of a draw: `key` itself if there is one call, else split over the batch."""
-        lead = sample_shape + self.batch_shape
-        key = checks.typed_key(key)
+        key, lead = checks.key(key), sample_shape + self.batch_shape
         return random.split(key, lead) if lead else key
 
     def sample(self, key: jax.Array | None, sample_shape: Shape = ()) -> jax.Array:
         """Draw `sample_shape + batch_shape + event_shape`; every event is one call with its own key."""
-        checks.key(key)
-        keys = self.keys(cast(jax.Array, key), sample_shape)
+        keys = self.keys(key, sample_shape)
         params = self.broadcast_params(keys.shape)
         if self.black_box:
             return functions.call_back(self.fn, self.event_shape, self.dtype, random.key_data(keys), params)

@@ -145,7 +145,7 @@ class SimulatorSite:
             "prior; leave the observation out of the model, or give the entries that were observed.",
         )
         seen = seen[~np.isnan(seen)]
-        checks.finite(f"observation at {name!r}", seen)
+        checks.sound(f"observation at {name!r}", seen)
         numbers = seen if self.simulator.dtype.kind in "biu" else np.zeros(0)
         broken = numbers[numbers != np.round(numbers)]
         checks.require(

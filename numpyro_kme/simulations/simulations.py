@@ -275,7 +275,7 @@ def _check_outputs(name: str, x: np.ndarray, ragged_dims: int, missing: Simulate
     if not ragged_dims:
         checks.instance("missing", missing, SimulatedMissing | None, "SimulatedMissing()")
         how = "Remove these simulations; where NaN says that nothing was recorded, pass `missing=SimulatedMissing()`."
-        return checks.finite(name, x if missing is None else np.where(np.isnan(x), 0.0, x), how)
+        return checks.sound(name, x if missing is None else np.where(np.isnan(x), 0.0, x), how)
     wrong = np.flatnonzero(~_sound(x, ragged_dims))
     checks.require(
         not len(wrong),

@@ -170,20 +170,19 @@ class Run:
 
     def _in_blocks(self, rows, keys, report) -> None:
         """Whole blocks, wherever they hold a row that is asked for, so that a row never depends on which others are."""
+
+        def draw(row):
+            words, arguments = row
+            return self.simulator.with_arguments(arguments).sample(random.wrap_key_data(words))
+
         wanted = np.zeros(len(keys), bool)
         wanted[rows] = True
-        draw, size = Program(jax.vmap(partial(_draw, self.simulator)), thorough=True), self.plan.block_size
+        program, size = Program(jax.vmap(draw), thorough=True), self.plan.block_size
         for first in size * np.unique(rows // size):
             inside = slice(first, first + size)
-            x = programs.in_blocks(draw, (keys[inside], self.arguments[inside]), size)
+            x = programs.in_blocks(program, (keys[inside], self.arguments[inside]), size)
             chosen = np.flatnonzero(wanted[inside])
             report(first + chosen, list(x[chosen]))
-
-
-def _draw(simulator: Simulator, row: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """One draw, by a key of these words and at arguments."""
-    words, arguments = row
-    return simulator.with_arguments(arguments).sample(random.wrap_key_data(words))
 
 
 @jax.jit

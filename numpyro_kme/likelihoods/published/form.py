@@ -136,7 +136,7 @@ def _simulations(z, x) -> tuple[np.ndarray, Any]:
             x.ndim >= 2 and len(x) == len(z),
             f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}.",
         )
-        checks.finite("x", x, "Leave out the simulations that failed.")
+        checks.sound("x", x, "Leave out the simulations that failed.")
     return z, x
 
 

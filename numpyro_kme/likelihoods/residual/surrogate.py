@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import between
 from numpyro_kme._core.host import in_present_precision, numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -218,9 +217,10 @@ class ResidualSurrogate(Surrogate):
         # A log scale that varies by more than this over the simulations changes
         changes = np.std(np.split(functions(np.asarray(self.simulated)[:300], np), 2, axis=1)[1], axis=0) > 0.1
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements["location"]), 0.0))
+        ends = dict.fromkeys((f"{explained.min():.0%}", f"{explained.max():.0%}"))
         return {
             "form": "location-scale kernel means likelihood, an extension of Hsu and Ramos (2019)",
-            "location": f"{between(f'{explained.min():.0%}', f'{explained.max():.0%}')} of the variance of statistics, "
+            "location": f"{' to '.join(ends)} of the variance of statistics, "
             f"held out; curved: {self._list(np.any(functions.rbf, axis=1)[: len(changes)])}",
             "scale": f"changes with the parameters: {self._list(changes)}",
             **{name: self._list(np.asarray(which)) for name, which in unusual.items() if np.any(which)},
