@@ -84,7 +84,7 @@ def engines():
     return {}
 
 
-QUICK = ("residual", "published", "dependent", "KernelABC")
+QUICK = ("residual", "published", "KernelABC")
 EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ENGINES]
 
 

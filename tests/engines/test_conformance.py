@@ -372,7 +372,7 @@ def test_a_posterior_is_found_and_one_key_gives_it_again(name, fitted, states):
     assert_same(again.get_samples(), draws)
 
 
-@every_engine
+@rows(*LIGHT)
 def test_there_and_back(name, fitted):
     """What is read at an observation does not depend on where the engine was before, and the engine stays."""
     row, engine = ROWS[name], fitted(name)
@@ -511,7 +511,7 @@ def test_64_bits_give_the_same_posterior(name, fitted):
 
 @pytest.mark.filterwarnings(r"ignore:\d+ of \d+ replicates did not converge")  # with drawn noise, of so few nodes
 @pytest.mark.filterwarnings("ignore:doubling the noise nodes moves the draws")
-@rows("kernel ABC", "DR-ABC", "kernel recursive ABC")
+@rows("kernel ABC", "kernel recursive ABC")
 def test_simulators_in_numpy(name):
     row = ROWS[name]
     if row.model is two_sites:
@@ -519,7 +519,7 @@ def test_simulators_in_numpy(name):
     assert_near_the_posterior(row, row.fitted(NUMPY[row.model]).get_samples()["theta"])
 
 
-@rows("kernel ABC", "DR-ABC", "kernel recursive ABC")
+@rows("kernel ABC", "kernel recursive ABC")
 def test_scopes_rename(name):
     """`numpyro.handlers.scope` changes names, and with them the keys of simulators."""
     row = ROWS[name]

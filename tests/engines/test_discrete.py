@@ -62,7 +62,14 @@ def test_kelfi_sums_over_the_states(states):
         engine.posterior.mode()
 
 
-@pytest.mark.parametrize("engine", [kme.RejectionABC, kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        kme.RejectionABC,
+        kme.KernelABC,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (kme.KernelBayes, kme.DistributionRegressionABC)),
+    ],
+)
 def test_engines_that_weight_simulations(engine):
     fitted = engine(mixture, 4000, progress_bar=False)
     fitted.run(KEY, X)

@@ -40,7 +40,7 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=["residual", pytest.param("KernelABC", marks=pytest.mark.slow), "RejectionABC"])
 def engine(request):
     found = ENGINES[request.param]()
     with warnings.catch_warnings():
@@ -68,6 +68,15 @@ def test_each_is_as_one_at_a_time(engine):
         assert type(many[i]) is type(one) and many[i].info.keys() == one.info.keys()
         means = many.expectation(lambda sites: sites["mean"])
         np.testing.assert_allclose(means[i], one.expectation(lambda sites: sites["mean"]))
+
+
+@pytest.fixture(scope="module")
+def kernel_abc():
+    found = ENGINES["KernelABC"]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found.run(jax.random.key(0), x=X[0])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +114,8 @@ def test_arviz_has_the_dimension_of_observations(many, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_weights_of_all_observations_are_stacked():
-    found = ENGINES["KernelABC"]()
-    found.run(jax.random.key(0), x=X[0])
-    idata = found.condition_many(KEY, {"x": X[[0, 2, 5]]}).to_inference_data()
+def test_weights_of_all_observations_are_stacked(kernel_abc):
+    idata = kernel_abc.condition_many(KEY, {"x": X[[0, 2, 5]]}).to_inference_data()
     weight = idata["weighted_posterior"]["weight"]
     assert weight.dims == ("chain", "draw", "observation") and weight.shape == (1, 500, 3)
     np.testing.assert_allclose(weight.sum(dim="draw"), 1.0)
@@ -124,12 +131,10 @@ def test_the_summary_fits_a_screen(many, capsys):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_observation_that_is_refused_costs_no_other():
-    found = kme.KernelABC(model, num_simulations=500, **QUIET)
-    found.run(jax.random.key(0), x=X[0])
+def test_an_observation_that_is_refused_costs_no_other(kernel_abc):
     data = np.stack([X[0], np.full(4, 60.0), X[2]])
     with pytest.warns(UserWarning, match="1 of 3 observations have no posterior"):
-        many = found.condition_many(KEY, {"x": data})
+        many = kernel_abc.condition_many(KEY, {"x": data})
     samples = many.get_samples()["mean"]
     assert np.isnan(samples[1]).all() and np.isfinite(samples[[0, 2]]).all() and list(many.refused) == [1]
     with pytest.raises(RuntimeError, match=r"Observation 1: .*effective sample size"):
@@ -138,7 +143,7 @@ def test_an_observation_that_is_refused_costs_no_other():
     many.print_summary()
     many.to_inference_data()
     with pytest.raises(RuntimeError, match="a posterior for none of 2 observations"):
-        found.condition_many(KEY, {"x": data[[1, 1]]})
+        kernel_abc.condition_many(KEY, {"x": data[[1, 1]]})
 
 
 def test_what_single_observations_were_warned_of_is_kept(kelfi):

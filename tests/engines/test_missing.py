@@ -145,8 +145,7 @@ WEIGHTING = {
     "name",
     [
         "RejectionABC",
-        "KernelBayes",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("KernelABC", "DistributionRegressionABC")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("KernelABC", "KernelBayes", "DistributionRegressionABC")),
     ],
 )
 def test_engines_that_weight_simulations_leave_the_columns_out(name):

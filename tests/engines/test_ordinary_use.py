@@ -225,6 +225,7 @@ def test_the_precision_may_not_change_in_between():
         engine.condition(KEY, x=0.3)
 
 
+@pytest.mark.slow
 def test_without_compilation():
     with jax.disable_jit():
         found = nearest(model, x=1.2)

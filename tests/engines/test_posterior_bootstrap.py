@@ -158,7 +158,10 @@ def own_guess(simulator, **declared):
     return own
 
 
-@pytest.mark.parametrize("simulator", [DECLARED, keyed], ids=["declared noise", "key"])
+@pytest.mark.parametrize(
+    "simulator",
+    [pytest.param(DECLARED, marks=pytest.mark.slow, id="declared noise"), pytest.param(keyed, id="key")],
+)
 def test_a_prior_guess_may_be_the_models_own_prior_predictive(simulator):
     iid = IidModel.read(own_guess(simulator), (X,), {})
     drawn = np.asarray(iid.predictive(None)(jax.random.key(2), 4000))
@@ -198,7 +201,9 @@ def in_numpy(rng, mean, scale):
     return mean + scale * rng.normal()
 
 
-@pytest.mark.parametrize("simulator", [keyed, by_steps, pytest.param(in_numpy, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "simulator", [keyed, *(pytest.param(fn, marks=pytest.mark.slow) for fn in (by_steps, in_numpy))]
+)
 def test_any_simulator_will_do_for_a_squared_distance(simulator):
     """With the minimiser of the distance of two normals, the same whatever the simulator is written in."""
     declared = dict(shape=(), dtype=float) if simulator is in_numpy else {}

@@ -179,8 +179,10 @@ def difference_of_means(a, b):
 @pytest.mark.parametrize(
     ("engine", "settings"),
     [
-        (kme.KernelABC, {"kernel": EmpiricalMeasureRule()}),
-        pytest.param(kme.KernelBayes, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow)
+            for kind in (kme.KernelABC, kme.KernelBayes)
+        ),
         (kme.DistributionRegressionABC, {"kernel": EmpiricalMeasureRule(multiple=4.0)}),
         (kme.RejectionABC, {"discrepancy": difference_of_means, "quantile": 0.1}),
     ],
@@ -198,6 +200,7 @@ def test_posteriors_of_two_lengths(made, engine, settings):
         assert 0.4 < posterior.get_samples()["mu"].std() / deviation < 2.2
 
 
+@pytest.mark.slow
 def test_recursive_abc_closes_in_on_the_mean():
     run = kme.KernelRecursiveABC(numpy_model, 80, num_iterations=4, kernel=EmpiricalMeasureRule(), progress_bar=False)
     run.run(jax.random.key(0), x=OBSERVED)

@@ -250,7 +250,8 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
         make(conjugate, length_scale=rule, **given)
 
 
-@pytest.mark.parametrize("name", ["linear", pytest.param("fourier", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear", "fourier"])
 def test_k2abc_with_cheaper_estimators(name, rng, wide_sets):
     y = 3.0 + rng.normal(size=200)
     kernel = kme.kernels.Gaussian(1.0)
@@ -319,6 +320,7 @@ def test_rejection_sees_numbers_that_are_mostly_equal(rng):
         threshold.run(KEY, x=np.array([0.0, 1.0, 9.0]))
 
 
+@pytest.mark.slow
 def test_distribution_regression_meets_the_exact_posterior(sets, rng):
     y = 0.5 + rng.normal(size=20)
     engine = kme.DistributionRegressionABC(iid, simulations=sets)

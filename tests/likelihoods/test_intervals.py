@@ -32,7 +32,15 @@ def bounds(**ends):
     return y, (low, high)
 
 
-@pytest.mark.parametrize("end", [(Y[2] - 0.5, Y[2] + 1.5), (-np.inf, Y[2]), (Y[2] + 1.0, np.inf), (Y[2], Y[2] + 0.01)])
+@pytest.mark.parametrize(
+    "end",
+    [
+        (Y[2] - 0.5, Y[2] + 1.5),
+        pytest.param((-np.inf, Y[2]), marks=pytest.mark.slow),
+        (Y[2] + 1.0, np.inf),
+        pytest.param((Y[2], Y[2] + 0.01), marks=pytest.mark.slow),
+    ],
+)
 def test_one_interval(fitted, end):
     y, ends = bounds(x2=end)
     found = prepare(fitted, y, bounds=ends).log_densities(Z)

@@ -189,14 +189,17 @@ def test_unfactorisable_matrix():
 
 
 @pytest.mark.x64
-def test_other_data_kernels():
-    """A kernel of another family on raw vectors; data sets and time series, compared as a whole."""
+def test_a_kernel_of_another_family_on_raw_vectors():
     raw = KernelMeans(hyperparameters=Hyperparameters(Gaussian(BETA), Laplace(2.0), LAM), standardise=False).fit(Z, X)
     kappa = np.exp(-np.sqrt(squared(Y[None], X, 2.0)[0]) - Laplace(2.0).log_integral(N))
     weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M), kappa)
     values = np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights
     np.testing.assert_allclose(signed_values(raw.at(Y), POINTS), values, rtol=1e-8, atol=1e-14)
 
+
+@pytest.mark.slow
+@pytest.mark.x64
+def test_data_sets_and_time_series_compared_as_a_whole():
     sets = Z[:, None, :1] + RNG.normal(size=(M, 12, 1))
     kernel = EmpiricalMeasure(Gaussian(1.0), 0.3)
     empirical = KernelMeans(hyperparameters=Hyperparameters(Gaussian(BETA), kernel, LAM)).fit(Z, sets)

@@ -390,9 +390,6 @@ def test_a_likelihood_of_rounds_warns_of_another_observation(tmp_path):
         log_likelihood(learnt, {"theta": np.zeros(3)}, x=np.float32(0.5))
         with pytest.warns(UserWarning, match=r"near the posterior of the observation .*0.5.*is used for .*1.5"):
             log_likelihood(learnt, {"theta": np.zeros(3)}, x=1.5)
-    engine = KELFI(model, 100, num_rounds=1, num_samples=100, progress_bar=False)
-    engine.run(random.key(0), x=0.5)
-    log_likelihood(surrogate(model, engine.likelihoods), {"theta": np.zeros(3)}, x=1.5)
 
 
 @pytest.mark.x64

@@ -61,6 +61,7 @@ def posterior(epsilon):
     return X.sum() / (0.8**2 + epsilon**2) / precision, precision**-0.5
 
 
+@pytest.mark.slow
 def test_nuts_finds_the_posterior_of_the_widened_likelihood():
     epsilon = 0.4
     mcmc = MCMC(

@@ -34,6 +34,13 @@ def model_of(arguments, **priors):
     return model
 
 
+def but_slow(table, *names):
+    """Each row of a table, those that compile most in the slow tests."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in table]
+    )
+
+
 def alone(prior):
     return model_of(lambda t: (t,), t=prior)
 
@@ -49,7 +56,7 @@ UNIVARIATE = {
 Z = np.linspace(-4.0, 4.0, 81)[:, None]
 
 
-@pytest.mark.parametrize("name", UNIVARIATE)
+@but_slow(UNIVARIATE, "gamma")
 def test_normal_scores_of_one_latent(name):
     """Against SciPy's quantiles of the same prior, and far into the tails, where draws stay inside the support."""
     prior, same = UNIVARIATE[name]
@@ -114,7 +121,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@but_slow(EXACT, "of low rank", "a mixture")
 def test_exact_coordinates(name):
     model, names, one_to_one, scores = EXACT[name]
     problem = Problem.read(model)
@@ -171,7 +178,7 @@ INEXACT = {
 }
 
 
-@pytest.mark.parametrize("name", INEXACT)
+@but_slow(INEXACT, "no cdf")
 def test_coordinates_that_are_fitted_to_draws_say_why(name):
     model, reason = INEXACT[name]
     problem = Problem.read(model)

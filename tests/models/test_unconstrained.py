@@ -27,18 +27,14 @@ LATENTS = {"scale": jnp.array(1.7), "top": jnp.array(0.4), "weights": jnp.array(
 Y = jnp.array([0.3, -1.0, 2.0, 0.1])
 
 
-def test_terms_add_up_to_the_potential_energy():
+def test_terms_add_up_to_the_potential_energy_and_tell_prior_and_likelihood_apart():
     target = Unconstrained.read(model, (Y,), {}, LATENTS)
     assert target.dim == 4
     u = target.flatten(LATENTS)
     parts = {"scale": u[0], "top": u[1], "weights": u[2:]}
     energy = jax.jit(lambda parts: potential_energy(model, (Y,), {}, parts))(parts)
-    np.testing.assert_allclose(sum(jax.jit(target.terms)(u)), -energy, rtol=1e-12)
-
-
-def test_prior_and_likelihood_are_told_apart():
-    target = Unconstrained.read(model, (Y,), {}, LATENTS)
-    terms = jax.jit(target.terms)(target.flatten(LATENTS))
+    terms = jax.jit(target.terms)(u)
+    np.testing.assert_allclose(sum(terms), -energy, rtol=1e-12)
     likelihood = log_density(handlers.block(handlers.substitute(model, LATENTS), hide=list(LATENTS)), (Y,), {}, {})[0]
     np.testing.assert_allclose(terms.log_likelihood, likelihood, rtol=1e-12)
     prior = dist.Gamma(2.0, 1.0).log_prob(1.7) - jnp.log(1.7) + dist.Dirichlet(jnp.ones(3)).log_prob(LATENTS["weights"])
@@ -56,27 +52,29 @@ def test_a_list_is_an_observation_under_a_mask():
 
 
 PRIORS = {
-    "real": dist.Normal(0.0, 1.0).expand([3, 2]),
-    "vector": dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)),
-    "positive": dist.LogNormal(0.0, 1.0),
-    "bounded": dist.Uniform(-1.0, 2.0).expand([2]).to_event(1),
-    "proportion": dist.Beta(2.0, 2.0),
+    "real": (dist.Normal(0.0, 1.0).expand([3, 2]), np.ones((3, 2))),
+    "vector": (dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)), np.ones(2)),
+    "positive": (dist.LogNormal(0.0, 1.0), np.ones(())),
+    "bounded": (dist.Uniform(-1.0, 2.0).expand([2]).to_event(1), np.ones(2)),
+    "proportion": (dist.Beta(2.0, 2.0), np.array(0.5)),
 }
+"""With a value of each."""
 
 
 def test_rows_are_those_of_each_point(rng):
     """Far out too, where values are kept inside their bounds."""
 
     def priors():
-        for name, prior in PRIORS.items():
+        for name, (prior, _) in PRIORS.items():
             numpyro.sample(name, prior)
 
-    latents = {name: prior.sample(jax.random.key(0)) for name, prior in PRIORS.items()}
+    latents = {name: jnp.asarray(value) for name, (_, value) in PRIORS.items()}
     target = Unconstrained.read(priors, (), {}, latents)
     u = rng.normal(scale=[[1.0], [10.0], [100.0]], size=(3, target.dim))
     found = target.constrain_rows(u)
-    for name, prior in PRIORS.items():
-        np.testing.assert_allclose(found[name][0], target.constrain(jnp.asarray(u[0]))[name], rtol=1e-12)
+    one = target.constrain(jnp.asarray(u[0]))
+    for name, (prior, _) in PRIORS.items():
+        np.testing.assert_allclose(found[name][0], one[name], rtol=1e-12)
         assert np.all(prior.support(found[name])), name
     np.testing.assert_allclose(target.flatten_rows(found)[0], u[0], rtol=1e-9)
 

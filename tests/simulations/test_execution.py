@@ -101,6 +101,7 @@ def test_threads_and_one_by_one(here):
         assert_same(bank(executor=executor, timeout=20.0), here)
 
 
+@pytest.mark.slow
 def test_loky(here):
     loky = pytest.importorskip("loky")
     executor = loky.get_reusable_executor(max_workers=2)
