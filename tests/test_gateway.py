@@ -273,6 +273,7 @@ def test_a_kernel_and_a_discrepancy_that_were_called_before():
     assert single == (kernel(jnp.zeros(2), jnp.ones(2)), discrepancy(jnp.zeros(2), jnp.ones(2)))
 
 
+@pytest.mark.slow
 def test_two_threads_give_what_one_after_the_other_gives():
     def rejection():
         engine = kme.RejectionABC(model, 800, quantile=0.05, progress_bar=False)

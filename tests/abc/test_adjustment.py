@@ -162,6 +162,7 @@ def blurred(rng_key, shares, scale):
     return scale * shares + 0.05 * jax.random.normal(rng_key, (3,))
 
 
+@pytest.mark.slow
 def test_constraints_are_kept():
     engine = kme.RejectionABC(on_a_simplex, 3000, quantile=0.1, regression_adjustment=True, progress_bar=False)
     engine.run(KEY, x=np.array([0.05, 0.6, 0.4]))

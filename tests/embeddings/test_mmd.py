@@ -125,6 +125,7 @@ def test_gradients(size, rng):
         np.testing.assert_allclose(value, reference, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_no_full_gram_matrix_is_held():
     n, dim = 4096, 5
     x = jax.ShapeDtypeStruct((n, dim), jnp.float32)
@@ -162,7 +163,8 @@ def test_points_far_away_cost_no_digits_in_single_precision(far, rng):
     np.testing.assert_allclose(single, exact, rtol=2e-4)
 
 
-@pytest.mark.parametrize("unbiased", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("unbiased", [True, False])
 def test_many_points_cost_no_digits_in_single_precision(unbiased, rng):
     """Thousands of tiles, whose sums are a hundred times the squared MMD."""
     number = 8_000

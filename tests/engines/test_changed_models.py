@@ -117,6 +117,7 @@ def test_counts_cannot_be_fractions(engine):
         engine(counts).run(KEY, x=2.5)
 
 
+@pytest.mark.slow
 def test_the_bootstrap_sees_a_simulator_as_it_is_now():
     scale, y = 1.0, np.linspace(-0.5, 0.5, 20)
 

@@ -372,7 +372,7 @@ def test_a_posterior_is_found_and_one_key_gives_it_again(name, fitted, states):
     assert_same(again.get_samples(), draws)
 
 
-@rows(*LIGHT)
+@rows(*PICKLED)
 def test_there_and_back(name, fitted):
     """What is read at an observation does not depend on where the engine was before, and the engine stays."""
     row, engine = ROWS[name], fitted(name)
@@ -386,7 +386,7 @@ def test_there_and_back(name, fitted):
     assert engine.posterior is own
 
 
-@every_engine
+@rows(*PICKLED, "posterior bootstrap")
 def test_diagnostics_and_plots_leave_the_engine_as_it_was(name, fitted):
     row, engine = ROWS[name], fitted(name)
     before, attributes = copy.deepcopy(row.glance(engine)), dict(vars(engine))
@@ -405,7 +405,7 @@ def test_engines_without_simulations_are_not_checked(name, fitted):
         diagnostics.check(OTHER, fitted(name))
 
 
-@every_engine
+@rows(*PICKLED, "posterior bootstrap")
 def test_what_fails_leaves_the_engine_as_it_was(name, fitted, states, monkeypatch):
     """Early, by what is observed, and late, when everything but the result is made."""
     row, engine = ROWS[name], copy.copy(fitted(name))
@@ -484,7 +484,7 @@ def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys
     [
         ("kernel ABC", "simulating"),
         ("kernel recursive ABC", "iterations"),
-        ("posterior bootstrap", "moving to the minima"),
+        pytest.param("posterior bootstrap", "moving to the minima", marks=pytest.mark.slow),
     ],
 )
 def test_progress_is_shown_where_it_is_wanted(name, bar, fitted, capsys, monkeypatch):
@@ -497,7 +497,7 @@ def test_progress_is_shown_where_it_is_wanted(name, bar, fitted, capsys, monkeyp
         assert (bar in capsys.readouterr().err) == wanted
 
 
-@rows("KELFI", "kernel ABC", "rejection ABC")
+@rows("KELFI", "kernel ABC")
 def test_64_bits_give_the_same_posterior(name, fitted):
     """From the same simulations, where the engine takes some."""
     row, engine = ROWS[name], fitted(name)

@@ -51,7 +51,7 @@ def test_regression_against_the_conjugate_posterior(kelfi):
     assert len(kelfi.likelihoods["y"].simulated) == 400 * len(X)
 
 
-@pytest.mark.parametrize("size", [pytest.param(8, marks=pytest.mark.slow), 5, 13])
+@pytest.mark.parametrize("size", [13, *(pytest.param(size, marks=pytest.mark.slow) for size in (5, 8))])
 def test_other_covariates_and_numbers_of_trials_need_no_simulation(kelfi, size):
     """One trial was not observed, and has no influence."""
     x = np.linspace(1.8, -1.4, size, dtype=np.float32)

@@ -66,8 +66,10 @@ def test_kelfi_sums_over_the_states(states):
     "engine",
     [
         kme.RejectionABC,
-        kme.KernelABC,
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (kme.KernelBayes, kme.DistributionRegressionABC)),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC)
+        ),
     ],
 )
 def test_engines_that_weight_simulations(engine):
@@ -189,6 +191,7 @@ def test_what_takes_no_discrete_latent_says_what_does(run, sentence):
         run()
 
 
+@pytest.mark.slow
 def test_calibration_of_discrete_latents_breaks_ties():
     engine = kme.RejectionABC(counted, 400, quantile=0.1, num_samples=100, progress_bar=False)
     engine.run(KEY, x=np.float32(5.0))

@@ -138,8 +138,9 @@ class Shifted:
 COVARIANCE = np.array([[1.0, 0.6], [0.6, 2.0]], np.float32)
 
 
-def one(prior, name="theta"):
-    return lambda: numpyro.sample(name, prior)
+def one(prior):
+    """A latent; its prior is made inside the model, since making it compiles."""
+    return lambda: numpyro.sample("theta", prior())
 
 
 def scalar(draw):
@@ -184,52 +185,66 @@ def hierarchical_draws(rng, m):
     return rng.normal(1.0, np.exp(0.5 * rng.normal(size=m)), (2, m)).T
 
 
-WEIGHTS = dist.Categorical(probs=np.array([0.3, 0.7], np.float32))
+WEIGHTS = np.array([0.3, 0.7], np.float32)
 CENTRES, WIDTHS = np.array([-2.0, 1.0], np.float32), np.array([0.5, 1.0], np.float32)
 
 PRIORS = [
-    Prior("Normal", one(dist.Normal(1.0, 2.0)), scalar(lambda rng, m: rng.normal(1.0, 2.0, m)), 0.7, (2.5,)),
+    Prior("Normal", one(lambda: dist.Normal(1.0, 2.0)), scalar(lambda rng, m: rng.normal(1.0, 2.0, m)), 0.7, (2.5,)),
     Prior(
         "MultivariateNormal",
-        one(dist.MultivariateNormal(jnp.zeros(2), COVARIANCE)),
+        one(lambda: dist.MultivariateNormal(jnp.zeros(2), COVARIANCE)),
         normal_draws(COVARIANCE),
         0.5,
         (1.0, -0.5),
     ),
-    Prior("Uniform", one(dist.Uniform(-1.0, 3.0)), scalar(lambda rng, m: rng.uniform(-1.0, 3.0, m)), 0.5, (2.6,)),
+    Prior(
+        "Uniform", one(lambda: dist.Uniform(-1.0, 3.0)), scalar(lambda rng, m: rng.uniform(-1.0, 3.0, m)), 0.5, (2.6,)
+    ),
     Prior(
         "TruncatedNormal",
-        one(dist.TruncatedNormal(0.0, 1.0, low=-0.5, high=2.0)),
+        one(lambda: dist.TruncatedNormal(0.0, 1.0, low=-0.5, high=2.0)),
         scalar(lambda rng, m: stats.truncnorm(-0.5, 2.0).rvs(m, random_state=rng)),
         0.3,
         (1.2,),
     ),
-    Prior("Gamma", one(dist.Gamma(3.0, 2.0)), scalar(lambda rng, m: rng.gamma(3.0, 0.5, m)), 0.4, (2.4,)),
-    Prior("HalfCauchy", one(dist.HalfCauchy(1.0)), scalar(lambda rng, m: np.abs(rng.standard_cauchy(m))), 0.4, (2.0,)),
+    Prior("Gamma", one(lambda: dist.Gamma(3.0, 2.0)), scalar(lambda rng, m: rng.gamma(3.0, 0.5, m)), 0.4, (2.4,)),
+    Prior(
+        "HalfCauchy",
+        one(lambda: dist.HalfCauchy(1.0)),
+        scalar(lambda rng, m: np.abs(rng.standard_cauchy(m))),
+        0.4,
+        (2.0,),
+    ),
     Prior(
         "Dirichlet",
-        one(dist.Dirichlet(jnp.array([2.0, 3.0, 4.0]))),
+        one(lambda: dist.Dirichlet(jnp.array([2.0, 3.0, 4.0]))),
         lambda rng, m: rng.dirichlet([2.0, 3.0, 4.0], m),
         0.1,
         (0.35, 0.25, 0.4),
     ),
-    Prior("LKJCholesky", one(dist.LKJCholesky(3, 2.0)), correlations, 0.25, (0.4, 0.1, -0.3), of_factor, "mean"),
+    Prior(
+        "LKJCholesky", one(lambda: dist.LKJCholesky(3, 2.0)), correlations, 0.25, (0.4, 0.1, -0.3), of_factor, "mean"
+    ),
     Prior(
         "ordered",
-        one(dist.TransformedDistribution(dist.Normal(jnp.zeros(2), 1.0).to_event(1), transforms.OrderedTransform())),
+        one(
+            lambda: dist.TransformedDistribution(
+                dist.Normal(jnp.zeros(2), 1.0).to_event(1), transforms.OrderedTransform()
+            )
+        ),
         ordered_draws,
         0.4,
         (0.3, 1.2),
     ),
     Prior(
         "MixtureSameFamily",
-        one(dist.MixtureSameFamily(WEIGHTS, dist.Normal(CENTRES, WIDTHS))),
+        one(lambda: dist.MixtureSameFamily(dist.Categorical(probs=WEIGHTS), dist.Normal(CENTRES, WIDTHS))),
         scalar(mixture_draws),
         0.8,
         (-0.8,),
     ),
     Prior("hierarchical", hierarchical, hierarchical_draws, 0.4, (1.8, 0.6)),
-    Prior("improper", one(dist.ImproperUniform(dist.constraints.real, (), ())), None, 0.5, (1.0,)),
+    Prior("improper", one(lambda: dist.ImproperUniform(dist.constraints.real, (), ())), None, 0.5, (1.0,)),
 ]
 
 # --- engines

@@ -18,9 +18,9 @@ from numpyro_kme.likelihoods.published.leave_one_out import MarginalLikelihood
 from numpyro_kme.simulations import Simulations
 
 KEY = jax.random.key(3)
-SLOPES = jnp.array([1.0, 0.5, -0.5, 1.5, 1.0, -1.0])
-COVARIANCE = jnp.eye(6) + 0.5 * jnp.eye(6, k=1) + 0.5 * jnp.eye(6, k=-1)
-FACTOR = jnp.linalg.cholesky(COVARIANCE)
+SLOPES = np.array([1.0, 0.5, -0.5, 1.5, 1.0, -1.0], np.float32)
+COVARIANCE = np.eye(6) + 0.5 * np.eye(6, k=1) + 0.5 * np.eye(6, k=-1)
+FACTOR = np.linalg.cholesky(COVARIANCE).astype(np.float32)
 Y = np.array([1.0, 0.3, np.nan, 0.9, np.nan, -0.2], np.float32)
 
 
@@ -56,8 +56,8 @@ def exact(*rows):
     precision, total = 1.0, 0.0
     for row in rows:
         seen = ~np.isnan(row)
-        weights = np.linalg.solve(np.asarray(COVARIANCE)[np.ix_(seen, seen)], np.asarray(SLOPES)[seen])
-        precision, total = precision + weights @ np.asarray(SLOPES)[seen], total + weights @ row[seen]
+        weights = np.linalg.solve(COVARIANCE[np.ix_(seen, seen)], SLOPES[seen])
+        precision, total = precision + weights @ SLOPES[seen], total + weights @ row[seen]
     return total / precision, precision**-0.5
 
 
@@ -102,7 +102,7 @@ def test_what_a_posterior_offers(kelfi):
     np.testing.assert_allclose(np.trapezoid(density, grid["theta"]), 1.0, rtol=0.02)
     np.testing.assert_allclose(posterior.mode()["theta"], mean, atol=ERROR * sd)
     assert np.isfinite(posterior.log_marginal_likelihood())
-    new = np.asarray(SLOPES) * mean
+    new = SLOPES * mean
     predicted = posterior.predictive_log_density(np.stack([new, new + 8.0]).astype(np.float32))
     assert predicted[0] - predicted[1] > 5.0
     assert np.isnan(np.asarray(posterior.to_inference_data()["observed_data"]["x"])).sum() == 2
@@ -174,7 +174,7 @@ def of_sets(x=None):
     numpyro.sample("x", kme.Simulator(sets, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
 
 
-POINTS = np.asarray(sets(KEY, 0.5))
+POINTS = np.random.default_rng(0).normal(0.5, 1.0, (20, 2)).astype(np.float32)
 
 
 @pytest.mark.filterwarnings("ignore:.*coarse")

@@ -183,7 +183,11 @@ def difference_of_means(a, b):
             pytest.param(kind, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow)
             for kind in (kme.KernelABC, kme.KernelBayes)
         ),
-        (kme.DistributionRegressionABC, {"kernel": EmpiricalMeasureRule(multiple=4.0)}),
+        pytest.param(
+            kme.DistributionRegressionABC,
+            {"kernel": EmpiricalMeasureRule(multiple=4.0)},
+            marks=pytest.mark.slow,
+        ),
         (kme.RejectionABC, {"discrepancy": difference_of_means, "quantile": 0.1}),
     ],
     ids=lambda given: getattr(given, "__name__", ""),

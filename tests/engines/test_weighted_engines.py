@@ -26,10 +26,6 @@ def one_draw(rng_key, theta):
     return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
 
 
-def data_set(rng_key, theta):
-    return theta + jax.random.normal(rng_key, (200,), jnp.result_type(theta))
-
-
 def three_times(rng_key, theta):
     return jnp.stack([theta, theta, theta])
 
@@ -46,11 +42,6 @@ def iid(x=None):
         numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
 
 
-def location(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 8**0.5))
-    numpyro.sample("x", kme.Simulator(data_set, theta), obs=x)
-
-
 @pytest.fixture(scope="module")
 def bank():
     return kme.simulate(KEY, kme.Problem.read(conjugate, x=X), 500, progress_bar=False)
@@ -59,11 +50,6 @@ def bank():
 @pytest.fixture(scope="module")
 def sets():
     return kme.simulate(KEY, kme.Problem.read(iid, x=np.zeros(20)), 400, progress_bar=False)
-
-
-@pytest.fixture(scope="module")
-def wide_sets():
-    return kme.simulate(KEY, kme.Problem.read(location, x=np.zeros(200)), 1000, progress_bar=False)
 
 
 @pytest.fixture(scope="module")
@@ -250,20 +236,6 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
         make(conjugate, length_scale=rule, **given)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["linear", "fourier"])
-def test_k2abc_with_cheaper_estimators(name, rng, wide_sets):
-    y = 3.0 + rng.normal(size=200)
-    kernel = kme.kernels.Gaussian(1.0)
-    estimator = (
-        kme.embeddings.LinearTime(kernel) if name == "linear" else kme.embeddings.Fourier.draw(KEY, kernel, 1, 100)
-    )
-    engine = kme.K2ABC(location, simulations=wide_sets, estimator=estimator)
-    engine.run(KEY, x=y)
-    mean, sd = moments(engine)
-    assert abs(mean - y.mean()) < 5 * sd / np.sqrt(engine.info["effective sample size"]) and sd < 1.0
-
-
 def test_rejection_accepts_the_nearest(bank):
     x = np.asarray(bank.x["x"])[:, 0]
     nearest = np.argsort(np.abs(x - 0.8))
@@ -318,20 +290,6 @@ def test_rejection_sees_numbers_that_are_mostly_equal(rng):
     threshold = kme.RejectionABC(model, simulations=rare, threshold=3.0)
     with pytest.raises(RuntimeError, match="all 400 simulations are zero"):
         threshold.run(KEY, x=np.array([0.0, 1.0, 9.0]))
-
-
-@pytest.mark.slow
-def test_distribution_regression_meets_the_exact_posterior(sets, rng):
-    y = 0.5 + rng.normal(size=20)
-    engine = kme.DistributionRegressionABC(iid, simulations=sets)
-    engine.run(KEY, x=y)
-    mean, sd = moments(engine)
-    exact = 21**-0.5
-    assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(engine.info["effective sample size"])
-    assert 0.6 * exact < sd < 2.0 * exact
-    assert abs(engine.info["leave-one-out error of the summaries"][0] / exact - 1) < 0.35
-    assert np.corrcoef(engine.method.fitted.held_out[:, 0], sets.latents["theta"])[0, 1] > 0.93
-    np.testing.assert_allclose(engine.info["summary"], y.sum() / 21, atol=0.5 * exact)
 
 
 def test_pre_image_is_the_mode_of_the_smoothed_weights(bank):

@@ -238,6 +238,8 @@ ONE_LINE = "Laplace", "Matern12", "Matern32", "Matern52", "InverseMultiquadric",
 """Kernels that are, like the Gaussian, one function of the scaled distance."""
 ANOTHER = "Product of Gaussians", "weighted GaussianScaleMixture"
 """Rows that differ from another only in their integral."""
+COMBINED = "Scaled", "Sum", "Product", "GaussianScaleMixture"
+"""Kernels made of others."""
 THE_SAME = (*ONE_LINE, *ANOTHER, "weighted EmpiricalMeasure")
 
 
@@ -327,7 +329,7 @@ def test_no_logarithm_of_negative_values(row):
         kernel.log_gram(x, y)
 
 
-@rows(lambda row: row.curvature is not None, slow=(*THE_SAME, "Scaled", "Product"))
+@rows(lambda row: row.curvature is not None, slow=(*THE_SAME, *COMBINED))
 def test_hessians_at_coincident_points(row):
     hessian = jax.jit(jax.hessian(lambda a, kernel: kernel.pair(a, jnp.zeros(2))))(jnp.zeros(2), row.make(0.5))
     np.testing.assert_allclose(hessian, row.curvature / 0.25 * np.eye(2), rtol=1e-12, atol=1e-12)
@@ -344,7 +346,7 @@ def test_new_hyperparameters_do_not_retrace(row):
     assert not TRACES
 
 
-@rows(lambda row: row.learnt, slow=(*THE_SAME, "Product", "WithLength"))
+@rows(lambda row: row.learnt, slow=(*THE_SAME, *COMBINED, "WithLength", "EmpiricalMeasure", "GaussianProcessPath"))
 def test_kernels_pass_through_jax_transformations(row):
     """Built under `jit` and `vmap` from a traced length scale; its gradient, of either sign, is a kernel."""
     kernel, x, y, values = case(row.name)
@@ -371,9 +373,7 @@ def central_difference(function, x, step=1e-5):
     return np.reshape(slopes, x.shape)
 
 
-@rows(
-    lambda row: row.points is vectors and row.name != "FromCallable on the host", slow=(*THE_SAME, "Scaled", "Product")
-)
+@rows(lambda row: row.points is vectors and row.name != "FromCallable on the host", slow=(*THE_SAME, *COMBINED))
 def test_gradients_at_coincident_points(row, rng):
     """At a kink the symmetric difference, like the stated convention, is 0 along the kink."""
     x = vectors(rng, 4)

@@ -292,7 +292,7 @@ def test_the_line_in_the_middle_maximises_a_cauchy_likelihood(rng):
     assert np.mean(np.abs(held_out - refits)[near]) < 0.5 * np.mean(plain)
 
 
-@pytest.mark.parametrize("kind", ["exponential", "uniform"])
+@pytest.mark.parametrize("kind", ["exponential", pytest.param("uniform", marks=pytest.mark.slow)])
 def test_a_bound_makes_the_likelihood_better(kind, rng):
     """Held-out log density against the exact one, in nats a simulation."""
     z = rng.normal(size=(700, 1))

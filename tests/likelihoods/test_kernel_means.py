@@ -72,6 +72,7 @@ def test_likelihood_by_hand(surrogate):
     np.testing.assert_allclose(by_weights, values, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_prediction_of_an_independent_gaussian_process(surrogate):
     """The likelihood is a predictive mean and `variance` the predictive variance, to 1e-8."""

@@ -73,6 +73,7 @@ def told():
     return KernelStatistics(EmpiricalMeasureRule()).fit(z[:, None], x)
 
 
+@pytest.mark.slow
 def test_lengths_tell_of_the_parameter_where_it_decides_them(told):
     """The exact posterior is known from `log n` alone."""
     middle, width = posterior(told, trials(np.random.default_rng(2), 0.0, 30))

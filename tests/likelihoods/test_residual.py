@@ -104,7 +104,7 @@ def squared_error(m, seed, seventh=None, form=FORM):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("seventh", [None, 1e30])
+@pytest.mark.parametrize("seventh", [pytest.param(None, marks=pytest.mark.slow), 1e30])
 def test_a_normal_likelihood_is_recovered_as_by_a_parametric_fit(seventh):
     """Maximum likelihood of the line and the variance has error 4 / m; 20 seeds gave 1.6 times it, at worst 3.9 times.
 
@@ -262,7 +262,9 @@ def test_parts_can_be_left_out():
     np.testing.assert_allclose(improvements["decorrelation"], 0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["collinear", pytest.param("irrelevant", marks=pytest.mark.slow), "few"])
+@pytest.mark.parametrize(
+    "kind", ["collinear", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("irrelevant", "few"))]
+)
 def test_awkward_statistics_get_a_sensible_answer(kind):
     """Beside a good statistic: its double, noise, or more noisy ones than simulations.
 

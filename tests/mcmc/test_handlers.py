@@ -387,9 +387,9 @@ def test_a_likelihood_of_rounds_warns_of_another_observation(tmp_path):
     engine.likelihoods["x"].save(tmp_path / "likelihood.npz")
     for likelihood in (engine.likelihoods["x"], FittedLikelihood.load(tmp_path / "likelihood.npz")):
         learnt = surrogate(model, {"x": likelihood})
-        log_likelihood(learnt, {"theta": np.zeros(3)}, x=np.float32(0.5))
+        handlers.seed(learnt, 0)(x=np.float32(0.5))
         with pytest.warns(UserWarning, match=r"near the posterior of the observation .*0.5.*is used for .*1.5"):
-            log_likelihood(learnt, {"theta": np.zeros(3)}, x=1.5)
+            handlers.seed(learnt, 0)(x=1.5)
 
 
 @pytest.mark.x64

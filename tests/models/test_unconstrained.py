@@ -51,29 +51,26 @@ def test_a_list_is_an_observation_under_a_mask():
     np.testing.assert_allclose(target.terms(jnp.array([0.2])).log_likelihood, by_hand, rtol=1e-12)
 
 
-PRIORS = {
-    "real": (dist.Normal(0.0, 1.0).expand([3, 2]), np.ones((3, 2))),
-    "vector": (dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)), np.ones(2)),
-    "positive": (dist.LogNormal(0.0, 1.0), np.ones(())),
-    "bounded": (dist.Uniform(-1.0, 2.0).expand([2]).to_event(1), np.ones(2)),
-    "proportion": (dist.Beta(2.0, 2.0), np.array(0.5)),
-}
-"""With a value of each."""
-
-
 def test_rows_are_those_of_each_point(rng):
     """Far out too, where values are kept inside their bounds."""
+    cases = {
+        "real": (dist.Normal(0.0, 1.0).expand([3, 2]), np.ones((3, 2))),
+        "vector": (dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)), np.ones(2)),
+        "positive": (dist.LogNormal(0.0, 1.0), np.ones(())),
+        "bounded": (dist.Uniform(-1.0, 2.0).expand([2]).to_event(1), np.ones(2)),
+        "proportion": (dist.Beta(2.0, 2.0), np.array(0.5)),
+    }
 
     def priors():
-        for name, (prior, _) in PRIORS.items():
+        for name, (prior, _) in cases.items():
             numpyro.sample(name, prior)
 
-    latents = {name: jnp.asarray(value) for name, (_, value) in PRIORS.items()}
+    latents = {name: jnp.asarray(value) for name, (_, value) in cases.items()}
     target = Unconstrained.read(priors, (), {}, latents)
     u = rng.normal(scale=[[1.0], [10.0], [100.0]], size=(3, target.dim))
     found = target.constrain_rows(u)
     one = target.constrain(jnp.asarray(u[0]))
-    for name, (prior, _) in PRIORS.items():
+    for name, (prior, _) in cases.items():
         np.testing.assert_allclose(found[name][0], one[name], rtol=1e-12)
         assert np.all(prior.support(found[name])), name
     np.testing.assert_allclose(target.flatten_rows(found)[0], u[0], rtol=1e-9)

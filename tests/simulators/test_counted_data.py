@@ -65,7 +65,7 @@ def test_influenza_peaks_and_dies_out_as_it_should():
 
 def test_fluctuations_follow_their_recursion():
     m = 1.3
-    x = drawn(fluctuation.mutants, 20_000, jnp.log(m))
+    x = drawn(fluctuation.mutants, 4_000, jnp.log(m))
     sizes = np.array([0, 1, 2, 3, 5, 10, 40])
     below = np.cumsum(fluctuation.probabilities(m, 41))[sizes]
     occur_with(x[:, None] <= sizes, below)
@@ -90,7 +90,7 @@ def exact_final_sizes(beta, gamma, most):
 
 
 def test_final_sizes_of_smallpox():
-    times = drawn(smallpox.removals, 8_000, 0.12, 0.1)
+    times = drawn(smallpox.removals, 4_000, 0.12, 0.1)
     sizes = np.isfinite(times).sum(1)
     occur_with(sizes[:, None] == np.arange(1, 13), exact_final_sizes(0.12, 0.1, 12))
     assert abs(exact_final_sizes(0.12, 0.1, 120).sum() - 1) < 1e-12
@@ -99,7 +99,7 @@ def test_final_sizes_of_smallpox():
 
 def test_removals_take_their_time():
     """Two removals without infection between: the second waits exponentially, at rate gamma."""
-    times = drawn(smallpox.removals, 8_000, 0.02, 0.25)
+    times = drawn(smallpox.removals, 4_000, 0.02, 0.25)
     pairs = times[np.isfinite(times).sum(1) == 2][:, 1]
     # given two cases, either both infectious at the first removal, or the second infected before: the rest is gamma's
     assert abs(pairs.mean() - 4.0) < 5 * pairs.std() / np.sqrt(len(pairs))

@@ -129,7 +129,7 @@ def test_priors_are_the_published_ones(module, rng):
 
 
 def test_exponential_gamma_moments_and_posterior():
-    draws = drawn(exponential_gamma.sample_mean, 20_000, 4.0)
+    draws = drawn(exponential_gamma.sample_mean, 4_000, 4.0)
     assert abs(draws.mean() - 1 / 4) < 5 / 4 / np.sqrt(15 * draws.size)
     assert abs(draws.var() - 1 / 16 / 15) < 5 / 16 / 15 * np.sqrt(2.4 / draws.size)
     grid = np.linspace(1e-4, 30, 40_001)
@@ -140,7 +140,7 @@ def test_exponential_gamma_moments_and_posterior():
 
 def test_normals_have_their_moments():
     theta = jnp.array([1.0, -2.0])
-    mixed = drawn(gaussian_mixture.gaussian_mixture, 20_000, theta) - np.asarray(theta)
+    mixed = drawn(gaussian_mixture.gaussian_mixture, 4_000, theta) - np.asarray(theta)
     assert_has_mean(mixed, 0.0)
     assert_has_mean(mixed**2, (1.0 + 0.01) / 2)
     assert_has_mean(mixed**4, 3.0 * (1.0 + 0.01**2) / 2)
@@ -200,7 +200,7 @@ def test_g_and_k_follows_its_quantile_function(rng):
     skew = (1 - np.exp(-g * z)) / (1 + np.exp(-g * z))
     quantile = jax.jit(g_and_k.from_normal)
     np.testing.assert_allclose(quantile(z, a, b, g, k), a + b * (1 + 0.8 * skew) * (1 + z * z) ** k * z, rtol=1e-5)
-    draws, p = drawn(g_and_k.g_and_k, 10_000, a, b, g, k), np.array([0.05, 0.3, 0.5, 0.9, 0.99])
+    draws, p = drawn(g_and_k.g_and_k, 4_000, a, b, g, k), np.array([0.05, 0.3, 0.5, 0.9, 0.99])
     below = np.mean(draws[:, None] < np.asarray(quantile(scipy.stats.norm.ppf(p), a, b, g, k)), axis=0)
     assert (np.abs(below - p) < 5 * np.sqrt(p * (1 - p) / len(draws))).all()
 
