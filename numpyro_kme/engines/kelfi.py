@@ -109,8 +109,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         )
         checks.require(
             not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
-            "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got "
-            f"form={checks.line(self.form)}.",
+            "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got a "
+            f"form of the type {type(self.form).__name__}.",
         )
         checks.require(
             self.store is None or number == 1,
@@ -235,7 +235,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         number = 1 if chosen and varying else self.resolved_rounds
         first, *later = np.bincount(np.arange(self.num_simulations) % number).tolist()  # as equal as can be
         simulations = self.plan.simulate(simulate_key, problem, first)
-        simulations.warn_unless_near(problem.observations)
+        if self.simulations is not None:
+            simulations.warn_unless_near(problem.observations)
         learnt = self._fit(fit_key, problem, simulations)
         drawn, proposal = learnt.draw(sample_key, problem), self.proposal or FromPosterior()
         for number, size in enumerate(later, 1):

@@ -6,9 +6,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from conjugate import conjugate, iid
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
@@ -189,25 +188,6 @@ def test_recursive_abc_step_by_its_parts(rng):
     np.testing.assert_array_equal(by_name, found)
     coarse = kme.abc.recursive_abc_step(KEY, Gaussian(0.7), theta, x, y, 25, tolerance=1e-3)
     assert abs(coarse.mean() - found.mean()) < 0.05
-
-
-def conjugate(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", kme.Simulator(one_shifted, theta), obs=x)
-
-
-def one_shifted(rng_key, theta):
-    return theta + 0.5 * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
-
-
-def one_draw(rng_key, theta):
-    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
-
-
-def iid(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    with numpyro.plate("n", 20):
-        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
 
 
 @pytest.fixture(scope="module")

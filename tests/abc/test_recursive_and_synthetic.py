@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conjugate import X, conjugate, shifted
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
 
@@ -15,16 +16,6 @@ import numpyro_kme as kme
 from numpyro_kme.simulations import Plan, StoreError
 
 KEY = jax.random.key(0)
-X = np.array([0.8])
-
-
-def shifted(rng_key, theta):
-    return theta + 0.5 * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
-
-
-def conjugate(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
 
 
 def with_a_rare_count(rng_key, theta):

@@ -510,7 +510,6 @@ def test_64_bits_give_the_same_posterior(name, fitted):
 
 
 @pytest.mark.filterwarnings(r"ignore:\d+ of \d+ replicates did not converge")  # with drawn noise, of so few nodes
-@pytest.mark.filterwarnings("ignore:doubling the noise nodes moves the draws")
 @rows("kernel ABC", "kernel recursive ABC")
 def test_simulators_in_numpy(name):
     row = ROWS[name]

@@ -341,9 +341,7 @@ def run(prior: Prior, name: str):
     engine = row.make(prior.draws if row.draws else prior.event)
     with warnings.catch_warnings():
         for said in (
-            "doubling the noise nodes moves the draws",  # which `least_loss` allows for
             r"\d+ of \d+ replicates did not converge",  # with drawn noise; where draws lie is judged here
-            "the full-data minimum did not converge",  # no data tell a mean from its group's value
             "Under the signed weights the variance",  # "means may be right": means are judged here
             r"\w+: the posterior is coarse",  # how coarse it may be is judged here
             "Kernel(ABC|Bayes): the posterior is too narrow",

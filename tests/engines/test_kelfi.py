@@ -3,26 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from conjugate import NOISE, X, conjugate, iid
 from scipy import stats
 
 import numpyro_kme as kme
-
-NOISE = 0.5
-X = np.array([0.8])
-
-
-def shifted(rng_key, theta):
-    """One draw from `N(theta, 0.5^2)`."""
-    return theta + NOISE * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
-
-
-def conjugate(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.deterministic("twice", 2 * theta)
-    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +171,6 @@ def unobserved(x=None):
     conjugate(None)
 
 
-def iid(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    with numpyro.plate("n", 5):
-        numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
-
-
 @pytest.mark.parametrize(
     ("make", "x", "sentence"),
     [
@@ -200,7 +179,7 @@ def iid(x=None):
         (lambda: kme.KELFI(conjugate), np.zeros(3), r"shape \(3,\)"),
         (
             lambda: kme.KELFI(iid, 20, form=kme.KernelMeans(data_kernel=kme.kernels.Gaussian(1.0))),
-            np.zeros((5, 1)),
+            np.zeros(20),
             "draws of the same parameters along plates",
         ),
         (lambda: kme.KELFI(conjugate, 20, learn_prior=True), X, "published form"),

@@ -54,7 +54,6 @@ def hidden(mask):
 
 
 # --- reading
-# -----------------------------------------------------------------------------------------------------------
 
 
 def site(make):
@@ -128,7 +127,6 @@ def test_masks_and_scales_are_read(make, mask, scale):
 
 
 # --- KELFI
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +213,6 @@ def test_the_surrogate_is_looked_up_where_it_counts(kelfi):
 
 
 # --- engines that compare data sets
-# ------------------------------------------------------------------------------------
 
 WEIGHTING = [
     lambda of, **bank: kme.RejectionABC(of, quantile=0.1, **bank),
@@ -288,7 +285,6 @@ def test_what_has_no_meaning_is_refused_before_simulating(make):
 
 
 # --- the posterior bootstrap, losses and synthetic likelihoods
-# ---------------------------------------------------------
 
 RNG = np.random.default_rng(0)
 COVARIATES = RNG.uniform(size=30).astype(np.float32)
@@ -354,7 +350,6 @@ def test_a_synthetic_likelihood_is_masked_as_any_density():
 
 
 # --- what reading refuses
-# ----------------------------------------------------------------------------------------------
 
 
 def by_a_latent(x=None):

@@ -6,40 +6,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.spatial.distance import cdist, pdist
+from conjugate import NOISE, X, conjugate, iid, shifted
 
 import numpyro_kme as kme
-from numpyro_kme.engines import ReferenceTable
 from numpyro_kme.engines.weighting import herded, warn_of_negative_variances
 
 KEY = jax.random.key(0)
-NOISE = 0.5
-X = np.array([0.8])
 MEAN, SD = 0.8 / 1.25, 0.2**0.5
-
-
-def shifted(rng_key, theta):
-    return theta + NOISE * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
-
-
-def one_draw(rng_key, theta):
-    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
 
 
 def three_times(rng_key, theta):
     return jnp.stack([theta, theta, theta])
-
-
-def conjugate(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.deterministic("twice", 2 * theta)
-    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
-
-
-def iid(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    with numpyro.plate("n", 20):
-        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +96,9 @@ def test_kernel_abc_meets_the_exact_posterior(kernel_abc):
     np.testing.assert_allclose(kernel_abc.posterior.mode()["theta"], MEAN, atol=0.35 * SD)
 
 
-def test_kernel_bayes_with_a_weighted_prior(bank):
+def test_kernel_bayes_with_a_weighted_prior(bank, kernel_abc):
     """Signed weights of another engine as the prior: draws that carry them; the posterior of two observations."""
-    first = kme.KernelABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7))
-    first.run(KEY, x=X)
-    prior = first.posterior.get_weights()
+    prior = kernel_abc.posterior.get_weights()
     settings = dict(simulations=bank, kernel=kme.kernels.Gaussian(0.7), parameter_kernel=kme.kernels.Gaussian(0.8))
     engine = kme.KernelBayes(conjugate, prior=prior, **settings)
     engine.run(KEY, x=np.array([0.5]))
@@ -395,25 +370,6 @@ def test_points_do_not_depend_on_the_units_of_the_statistics():
         points.append(engine.get_samples()["theta"])
     assert points[0].shape == (30,)
     np.testing.assert_allclose(*points, rtol=1e-3, atol=1e-3)
-
-
-def test_the_kernel_on_data_sets_by_hand(rng):
-    """The median squared distance of points as inner length scale, and the median MMD between sets as outer one."""
-    x, z = rng.normal(size=(5, 4, 2)), rng.normal(size=(5, 1))
-    table = ReferenceTable(None, None, z, x, np.ones(4, bool), data_sets=True)
-    rows, coordinates = table.draws()
-    np.testing.assert_array_equal(rows, [x[i, j] for i in range(5) for j in range(4)])
-    np.testing.assert_array_equal(coordinates, [z[i] for i in range(5) for _ in range(4)])
-    kernel = table.kernels(None, None)[0]
-    points = x.reshape(-1, 2)
-    inner = np.median(pdist(points))
-    np.testing.assert_allclose(kernel.inner.length_scale, inner, rtol=1e-3)
-
-    def mean(a, b):
-        return np.mean(np.exp(-0.5 * cdist(a, b, "sqeuclidean") / inner**2))
-
-    squares = [mean(x[i], x[i]) + mean(x[j], x[j]) - 2 * mean(x[i], x[j]) for i in range(5) for j in range(i)]
-    np.testing.assert_allclose(kernel.length_scale, np.sqrt(np.median(squares)), rtol=1e-3)
 
 
 def test_small_variances_are_not_negative_ones_and_negative_ones_may_be_small():

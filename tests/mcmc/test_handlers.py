@@ -42,24 +42,19 @@ def normal(theta):
     return dist.Normal(theta, 1.0).to_event(1)
 
 
-def model(x=None, y=None):
+SIMULATED = functools.partial(Simulator, shifted)
+
+
+def model(x=None, y=None, fn=SIMULATED):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     b = numpyro.sample("b", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", Simulator(shifted, theta), obs=x)
+    numpyro.sample("x", fn(theta), obs=x)
     with numpyro.plate("visits", 3):
         numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
 
 
 X, Y = jnp.array([2.0, -1.0]), jnp.array([0.5, 1.0, 1.5])
-SMODEL = surrogate(model, {"x": normal})
-
-
-def exact(x=None, y=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", normal(theta), obs=x)
-    with numpyro.plate("visits", 3):
-        numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+SMODEL, exact = surrogate(model, {"x": normal}), functools.partial(model, fn=normal)
 
 
 def same_density(a, b, args, params):
