@@ -22,7 +22,7 @@ from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood, prepare
 from numpyro_kme.models.problem import Problem, discrete_message
 from numpyro_kme.models.unconstrained import Terms, Unconstrained
-from numpyro_kme.samplers.importance import Mixed, adapted_proposal
+from numpyro_kme.samplers.importance import adapted_proposal
 from numpyro_kme.samplers.tempering import MOVES, Tempered, temper
 from numpyro_kme.simulations.simulations import of_rows
 
@@ -143,15 +143,14 @@ def draw_in_coordinates(
         return power * model.log_likelihood({site: z})
 
     with host.one_blas_thread:
-        proposal = adapted_proposal(fit_key, log_likelihood, measure, PARTICLES // MOVES)
-        between = Mixed.defensive(measure, proposal)
+        start = adapted_proposal(fit_key, log_likelihood, measure, PARTICLES // MOVES)
 
         def log_densities(z):
-            log_start = between.log_densities(z)
+            log_start = start.log_densities(z)
             return log_start, measure.log_densities(z) + log_likelihood(z) - log_start
 
         chains = max(num_samples, PARTICLES // MOVES)
-        found = temper(temper_key, log_densities, between.sample(start_key, STARTS * chains), chains)
+        found = temper(temper_key, log_densities, start.sample(start_key, STARTS * chains), chains)
         rows = numpy_rng(pick_key).permutation(len(found.particles))[:num_samples]
     z, total = found.particles[rows], found.log_density[rows]
     learnt = (total - measure.log_densities(z)) / power

@@ -1,6 +1,5 @@
 """Coordinates of a simulator's arguments, about standard normal under the prior: normal scores, decorrelated."""
 
-import math
 from dataclasses import field, replace
 from typing import Any
 
@@ -176,7 +175,7 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
     table = draws.arguments[site]
     checks.require(table.ndim == 2, "the simulator's parameters vary along plates", NotExact)
     given: dict[str, np.ndarray] = {}
-    names: list[str] = []
+    names, sites = list[str](), list[tuple[str, tuple[int, ...]]]()
     columns: list[np.ndarray] = [np.zeros((len(SCORES), 0))]
     drawn: list[np.ndarray] = [np.zeros((len(table), 0))]
     blocks: list[np.ndarray] = []
@@ -186,6 +185,7 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
         given[name] = np.tile(latent.value, (len(SCORES),) + (1,) * len(shape)) if found is None else found
         if found is not None:
             names += numbers({name: latent.value}, lead=0)
+            sites.append((name, shape))
             columns.append(found.reshape(len(SCORES), -1))
             drawn.append(draws.latents[name].reshape(len(table), -1).astype(np.float64))
             blocks += _correlations(latent)
@@ -214,13 +214,12 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
         f"{', '.join(dict.fromkeys(name.split('[')[0] for name in used))}, entry by entry; in these coordinates the "
         "prior is standard normal.",
     )
-    sites = tuple((name, latent.value.shape) for name, latent in problem.latents.items())
-    if len(chosen) < sum(math.prod(shape) for _, shape in sites):
+    if len(chosen) < len(names) or len(sites) < len(problem.latents):
         return coordinates
     values = Curves.through(np.broadcast_to(SCORES[:, None], entries.shape), entries)
     straight = np.ptp(values.powers[2], axis=1) == 0.0
     ends = np.where(straight, [[-np.inf], [np.inf]], [entries.min(axis=0), entries.max(axis=0)])
-    return replace(coordinates, values=values, bounds=ends, sites=sites)
+    return replace(coordinates, values=values, bounds=ends, sites=tuple(sites))
 
 
 def _fitted(table: np.ndarray, what: str, why: str, *, affine: bool = False) -> Coordinates:

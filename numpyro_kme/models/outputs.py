@@ -55,7 +55,8 @@ class Output(NamedTuple):
         entries, columns = self.entries, self.shape[-1] if self.shape else 1
         if names is not None and not entries and self.shape == (len(names),):
             entries = dict.fromkeys(names, ())
-        found = labels(entries) if names is None else tuple(names)
+        arrays = {entry: np.empty(shape) for entry, shape in entries.items()}
+        found = tuple(numbers(arrays, lead=0) if names is None else names)
         checks.require(
             not found or len(found) in (columns, math.prod(self.shape)),
             f"`names` must name the {columns} numbers along the last axis of the output of simulator "
@@ -138,17 +139,6 @@ def _written(program: Any) -> tuple[str, list[bytes]]:
     """A traced program as text, however things are addressed, and its constants, but for keys and traced ones."""
     constants = [np.asarray(one) for one in program.consts if checks.is_concrete(one) and not checks.is_key(one)]
     return re.sub("0x[0-9a-f]+", "", str(program)), list(map(np.ndarray.tobytes, constants))
-
-
-def labels(entries: Mapping[str, Shape]) -> tuple[str, ...]:
-    """A name for each number of named entries of some shapes, `max`, `acf[0]`, `acf[1]`, ..., in their order."""
-    return tuple(numbers({entry: np.empty(shape) for entry, shape in entries.items()}, lead=0))
-
-
-def along(names: tuple[str, ...], shape: Shape) -> tuple[str, ...]:
-    """A name for each number of an array of a shape, flattened, from names of all of them or of the last axis."""
-    rows = math.prod(shape) // max(len(names), 1)
-    return names if rows == 1 or not names else tuple(f"{one}[{row}]" for row in range(rows) for one in names)
 
 
 def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, Shape], event_shape: Shape) -> Any:

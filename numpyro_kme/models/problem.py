@@ -218,15 +218,16 @@ class Problem(Recomputed):
     def _draws(self, latents: Arrays, words: np.ndarray | None = None) -> Draws:
         names = (self.latents, self.simulators, self.deterministics)
         found = self._at(self._parts, latents, words)
-        return Draws(*(dict(zip(*pair)) for pair in zip(names, found)))
+        return Draws(*map(dict, map(zip, names, found)))
 
     def _parts(self, trace, simulators):
         """Parts of `Draws`, in lists: JAX sorts dictionaries by name."""
-        return (
-            [trace[name]["value"] for name in self.latents],
-            [simulators[name].arguments for name in self.simulators],
-            [trace[name]["value"] for name in self.deterministics],
-        )
+
+        def values(names):
+            return [trace[name]["value"] for name in names]
+
+        arguments = [simulators[name].arguments for name in self.simulators]
+        return values(self.latents), arguments, values(self.deterministics)
 
     def _log_prior(self, trace, _):
         with tracing.as_numpyro_does():
@@ -244,19 +245,17 @@ class Problem(Recomputed):
         return {name: trace[name]["value"] for name in self.likelihoods}
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
-        names = list(self.latents)
+        names, found = list(self.latents), dict[str, np.ndarray]()
         checks.require(set(latents) == set(names), f"`latents` must have the sites {names}; got {list(latents)}.")
-        arrays = {name: np.asarray(latents[name]) for name in names}
-        for name, array in arrays.items():
-            shape = self.latents[name].value.shape
+        draws = np.shape(latents[names[0]])[:1]
+        for name, latent in self.latents.items():
+            found[name], shape = np.asarray(latents[name]), latent.value.shape
             checks.require(
-                array.ndim > len(shape)
-                and array.shape[1:] == shape
-                and array.shape[:1] == arrays[names[0]].shape[:1] != (0,),
+                found[name].shape == (*draws, *shape) and draws not in ((), (0,)),
                 f"`latents[{name!r}]` must have shape (draws, *{shape}) with as many draws as {names[0]!r}; "
-                f"got {array.shape}.",
+                f"got {found[name].shape}.",
             )
-        return arrays
+        return found
 
 
 def discrete_message(name: str, latent: Latent, why: str) -> str:

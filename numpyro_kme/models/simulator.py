@@ -1,6 +1,7 @@
 """A simulator as a NumPyro distribution: it draws, and has no density."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ class Simulator(Distribution):
             be such a dictionary too.
     Attributes:
         groups: Batch shape of the parameters, before plates expand it.
+        call_shapes: Shape of each parameter in one call.
         entries: Shapes of the entries of a dictionary, `{name: shape}` as pairs; empty without one.
         dtype: Data type of an event.
         black_box: Whether the simulator runs in NumPy on the host.
@@ -69,7 +71,7 @@ class Simulator(Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("params", "bounds")
-    pytree_aux_fields: tuple[str, ...] = ("fn", "event_dims", "groups", "dtype", "black_box", "ragged")
+    pytree_aux_fields: tuple[str, ...] = ("fn", "call_shapes", "groups", "dtype", "black_box", "ragged")
     pytree_aux_fields += ("names", "entries", "_event_dims_given")
 
     def __init__(
@@ -98,8 +100,7 @@ class Simulator(Distribution):
         self.fn = fn
         self.params = tuple(map(jnp.asarray, in_present_precision(params)))
         shapes, dtypes = [param.shape for param in self.params], [param.dtype for param in self.params]
-        self.event_dims = _event_dims(fn, shapes, event_dims)
-        self.groups = _groups(fn, shapes, self.event_dims)
+        self.groups, self.call_shapes = _groups_and_calls(fn, shapes, event_dims)
         self.black_box = shape is not None
         self._event_dims_given = event_dims is not None
         self.bounds: tuple[np.ndarray, np.ndarray] | None = None
@@ -135,18 +136,16 @@ class Simulator(Distribution):
     @property
     def labels(self) -> tuple[str, ...]:
         """A name for each number of one event, flattened; none without `names`."""
-        return outputs.along(self.names, self.event_shape)
+        rows = math.prod(self.event_shape) // max(len(self.names), 1)
+        if rows == 1 or not self.names:
+            return self.names
+        return tuple(f"{one}[{row}]" for row in range(rows) for one in self.names)
 
     def vector(self, value: Any) -> Any:
         """An observation `(*batch, *event)` of a dictionary with an array `(*batch, *shape)` for each entry, or of a
         table or row of pandas with the names as columns; an array as it is. What a NumPy masked array masks was not
         observed: NaN."""
         return in_jax_types(outputs.vector(value, self.name, self.names, dict(self.entries), self.event_shape))
-
-    @property
-    def call_shapes(self) -> tuple[Shape, ...]:
-        """Shape of each parameter in one call."""
-        return tuple(param.shape[param.ndim - dims :] for param, dims in zip(self.params, self.event_dims))
 
     @property
     def arguments(self) -> jax.Array:
@@ -252,9 +251,9 @@ class Simulator(Distribution):
         if self.black_box:
             return functions.call_back(self.fn, self.event_shape, self.dtype, random.key_data(keys), params)
         if keys.shape == ():
-            return functions.traced_anew(self.fn)(keys, *params)
+            return functions.traced_anew(self.fn, keys, *params)
         rows = [param.reshape((-1, *shape)) for param, shape in zip(params, self.call_shapes)]
-        x = functions.traced_anew(jax.vmap(self.fn))(keys.ravel(), *rows)
+        x = functions.traced_anew(jax.vmap(self.fn), keys.ravel(), *rows)
         return x.reshape(keys.shape + self.event_shape)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> jax.Array:
@@ -300,23 +299,18 @@ class _MaskedSimulator(MaskedDistribution):
             return self.base_dist.mask(self._mask & mask)
 
 
-def _event_dims(fn: Callable, shapes: list[Shape], event_dims) -> tuple[int, ...]:
+def _groups_and_calls(fn: Callable, shapes: list[Shape], event_dims: Any) -> tuple[Shape, tuple[Shape, ...]]:
+    """Batch shape of parameters of these shapes, and the shape of each in one call."""
     ndims = tuple(map(len, shapes))
-    if event_dims is None:
-        return ndims
-    dims = (event_dims,) * len(shapes) if isinstance(event_dims, int) else tuple(event_dims)
+    dims = (event_dims,) * len(shapes) if isinstance(event_dims, int) else ndims if event_dims is None else event_dims
     checks.require(
         len(dims) == len(ndims) and all(0 <= d <= n for d, n in zip(dims, ndims)),
         f"Simulator `{functions.name(fn)}` got event_dims={event_dims} for parameters of shapes {shapes}; give "
         "one number for each parameter, at most its number of dimensions.",
     )
-    return dims
-
-
-def _groups(fn: Callable, shapes: list[Shape], event_dims: tuple[int, ...]) -> Shape:
-    leads = [shape[: len(shape) - dims] for shape, dims in zip(shapes, event_dims)]
+    leads, calls = zip(*((shape[: len(shape) - own], shape[len(shape) - own :]) for shape, own in zip(shapes, dims)))
     try:
-        return jnp.broadcast_shapes(*leads)
+        return jnp.broadcast_shapes(*leads), calls
     except ValueError as error:
         raise checks.explained(
             f"The parameters of simulator `{functions.name(fn)}` have shapes {shapes} and event_dims={event_dims}, "

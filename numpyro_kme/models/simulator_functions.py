@@ -46,11 +46,11 @@ def check_function(fn: Any) -> None:
         ) from error
 
 
-def traced_anew(fn: Callable) -> Callable:
-    """`fn` as a compiled program, traced each time, and not as JAX remembers it: what it refers to may have changed."""
+def traced_anew(fn: Callable, *args: Any) -> Any:
+    """`fn(*args)` by a compiled program that is traced each time, and not as JAX remembers it: what `fn` refers to may
+    have changed."""
     own = compat.shielded(lambda *args: fn(*args))
-    program = Program(own, thorough=True)
-    return lambda *args: (program if checks.is_concrete(args) else own)(*args)
+    return Program(own, thorough=True)(*args) if checks.is_concrete(args) else own(*args)
 
 
 def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndarray, params: Sequence) -> np.ndarray:

@@ -177,11 +177,10 @@ class SimulatorSite:
             which the parameters vary, become rows: there are `m * prod(groups)` of them.
         """
         groups, batch = self.simulator.groups, self.simulator.batch_shape
-        padded = (1,) * (len(batch) - len(groups)) + groups
-        varying = [1 + i for i, size in enumerate(padded) if size > 1]
-        moved = np.moveaxis(x, varying, range(1, 1 + len(varying)))
-        kept = tuple(size for size, own in zip(batch, padded) if own == 1)
-        shape = (-1, *kept, *self.simulator.event_shape)
+        varying = np.array((1,) * (len(batch) - len(groups)) + groups, int) > 1
+        axes = 1 + np.flatnonzero(varying)
+        moved = np.moveaxis(x, axes, range(1, 1 + len(axes)))
+        shape = (-1, *np.array(batch, int)[~varying], *self.simulator.event_shape)
         return arguments.reshape(-1, arguments.shape[-1]), moved.reshape(shape)
 
 

@@ -94,7 +94,7 @@ def adaptive_importance_sampling(
         return np.where(sign > 0, log_size, -np.inf)
 
     proposal_key, key = split(rng_key, 2)
-    mixture = Mixed.defensive(measure, adapted_proposal(proposal_key, positive, measure, n))
+    mixture = adapted_proposal(proposal_key, positive, measure, n)
     particles = mixture.sample(key, n)
     sign, log_size = signed_logs(likelihood, particles)
     log_ratio = measure.log_densities(particles) - mixture.log_densities(particles)
@@ -121,7 +121,7 @@ class NormalKernels(NamedTuple):
     def log_densities(self, points: np.ndarray) -> np.ndarray:
         """`(n,)` at points `(n, D)`."""
         middle, inverse = self.centres.mean(axis=0), np.linalg.inv(self.root)  # so that squares do not cancel
-        points, centres = ((part - middle) @ inverse.T for part in (points, self.centres))
+        points, centres = (points - middle) @ inverse.T, (self.centres - middle) @ inverse.T
         logs = points @ centres.T - 0.5 * np.sum(centres**2, axis=1)
         peak = logs.max(axis=1, keepdims=True)
         total = np.log(np.exp(logs - peak).sum(axis=1)) + peak[:, 0] - 0.5 * np.sum(points**2, axis=1)
@@ -135,14 +135,6 @@ class Mixed(NamedTuple):
     first: "Measure | NormalKernels"
     second: "Measure | NormalKernels | Mixed"
     weight: float
-
-    @classmethod
-    def defensive(cls, measure: Measure, proposal: "Measure | Mixed") -> "Mixed":
-        """A proposal with a tenth of the measure itself, so that importance weights are bounded.
-
-        Reference: Hesterberg (1995), Technometrics 37.
-        """
-        return cls(measure, proposal, DEFENSIVE)
 
     def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
         """`n` draws, `weight` of them, rounded up, from the first and before the others, `(n, D)`."""
@@ -158,9 +150,12 @@ class Mixed(NamedTuple):
 
 def adapted_proposal(
     rng_key: jax.Array, log_likelihood: Callable[[np.ndarray], np.ndarray], measure: Measure, n: int
-) -> Measure | Mixed:
+) -> Mixed:
     """A mixture of normals about as wide as the posterior `q(y | z) p(dz)`, by rounds of `n` weighted particles
-    (`adaptive_importance_sampling`)."""
+    (`adaptive_importance_sampling`), and of a tenth of the measure itself, so that importance weights are bounded.
+
+    Reference: Hesterberg (1995), Technometrics 37.
+    """
     proposal: Measure | Mixed = measure
     particles = np.asarray(measure.sample(child(rng_key, 0), n))
     for number in range(1, 16):
@@ -171,7 +166,7 @@ def adapted_proposal(
         if power == 1.0:
             break
         particles = np.asarray(proposal.sample(key, n))
-    return proposal
+    return Mixed(measure, proposal, DEFENSIVE)
 
 
 def _normalised(particles, sign, log_size) -> WeightedParticles:

@@ -1,10 +1,11 @@
-"""Waste-free tempered sequential Monte Carlo: draws from prior times likelihood, with several modes and without tuning.
+"""Waste-free tempered sequential Monte Carlo: draws from a density of several modes, without tuning.
 
-Particles go from the prior to the posterior through `prior * likelihood^t`. At each temperature few of them, the
-chains, are resampled and moved, and all states of their last round of moves are the particles of the next temperature.
-A temperature is the largest at which the effective sample size of the weights is a stated fraction of the particles;
-rounds of moves end when the chains no longer correlate with where they began, so that easy posteriors cost little.
-Proposals are those of `ProposalDistribution`.
+Particles go from a start density, such as a prior, to the posterior through `start * weight^t`, where `weight` is the
+posterior over the start density, such as a likelihood. At each temperature few of them, the chains, are resampled and
+moved, and all states of their last round of moves are the particles of the next temperature. A temperature is the
+largest at which the effective sample size of the weights is a stated fraction of the particles; rounds of moves end
+when the chains no longer correlate with where they began, so that easy posteriors cost little. Proposals are those of
+`ProposalDistribution`.
 
 References: Dau and Chopin (2022), JRSS B 84 (waste-free); Del Moral et al. (2006), JRSS B 68.
 """
@@ -84,7 +85,7 @@ class ProposalDistribution(NamedTuple):
 LogDensities = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 EFFECTIVE = 0.3
-"""Effective number of particles that the weights of a new temperature leave, relative to all at which the likelihood is
+"""Effective number of particles that the weights of a new temperature leave, relative to all at which the weight is
 positive; the others go at once, however many they are."""
 MOVES = 4
 """Moves in a round: so many particles come from each chain."""
@@ -93,7 +94,7 @@ DECORRELATED, ENOUGH, MOST_ROUNDS = 0.1, 0.8, 24
 at most this; at the posterior, when the effective number of draws, relative to all, is at least this; or when there
 were this many."""
 MOST_TEMPERATURES = 1000
-"""Only likelihoods whose logarithms differ by more than the smallest step of the search can bridge meet this bound."""
+"""Only weights whose logarithms differ by more than the smallest step of the search can bridge meet this bound."""
 
 
 @shown
@@ -102,15 +103,15 @@ class Tempered(NamedTuple):
 
     Attributes:
         particles: `(M, D)`, equally weighted draws from the posterior, the states of `M` chains.
-        log_density: `log p + log L` there, `(M,)`.
-        log_evidence: Estimate of `log int likelihood d prior`.
-        num_temperatures: How many steps led from the prior to the posterior.
+        log_density: `log start + log weight` there, `(M,)`.
+        log_evidence: Estimate of `log int weight d start`.
+        num_temperatures: How many steps led from the start to the posterior.
         num_evaluations: How many times both densities were evaluated.
         acceptance: Acceptance rate of the last round of moves.
         effective_size: Effective number of independent draws, `1 / ((1 - r^2) / M + r^2 (1 / F + 1 / E - 1 / N))` for
             the worst coordinate: `r` is the autocorrelation between a chain's states before and after the moves at the
-            posterior, `F = M^2 / sum_i f_i^2` the effective number of prior draws that the chains descend from, of
-            which draw `i` has `f_i` descendants, and `E = 1 / sum_i w_i^2` that of the `N` weights that led to the
+            posterior, `F = M^2 / sum_i f_i^2` the effective number of first particles that the chains descend from, of
+            which number `i` has `f_i` descendants, and `E = 1 / sum_i w_i^2` that of the `N` weights that led to the
             posterior. Both states are clipped at the 1st and 99th percentiles of those before, so that it holds for
             means of the bulk: a mode of less than 1 % of the mass may be stuck, and its probability wrong, without
             notice.
@@ -129,8 +130,8 @@ class _Points(NamedTuple):
     """Positions `(n, D)` and their densities, `(n,)`."""
 
     u: np.ndarray
-    log_prior: np.ndarray
-    log_likelihood: np.ndarray
+    log_start: np.ndarray
+    log_weight: np.ndarray
 
     @classmethod
     def joined(cls, parts: list["_Points"]) -> "_Points":
@@ -140,7 +141,7 @@ class _Points(NamedTuple):
         return _Points(*(part[rows] for part in self))
 
     def log_density(self, temperature):
-        return self.log_prior + temperature * self.log_likelihood
+        return self.log_start + temperature * self.log_weight
 
 
 def _squared_autocorrelation(before: np.ndarray, after: np.ndarray) -> float:
@@ -156,31 +157,32 @@ def _squared_autocorrelation(before: np.ndarray, after: np.ndarray) -> float:
 def temper(
     rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarray, num_chains: int | None = None
 ) -> Tempered:
-    """Turn draws from a prior into draws from the posterior, by NumPy: nothing is compiled but what the densities
-    compile.
+    """Turn draws from a start density into draws from the posterior, by NumPy: nothing is compiled but what the
+    densities compile.
 
     Args:
         rng_key: The only source of randomness.
-        log_densities: `(n, D) -> (log p, log L)`, each `(n,)`: the prior up to a constant, and the likelihood. Where
-            the likelihood is -inf or NaN the posterior has no mass; where it is so at every particle, the evidence is
-            not finite. It is called with at most `M` points at a time.
-        particles: `(N, D)` independent draws from the prior, `MOVES` for each draw from the posterior that is wanted,
-            or fewer from a density that is about the posterior; a few thousand for ten dimensions.
+        log_densities: `(n, D) -> (log start, log weight)`, each `(n,)`, the first up to a constant: a prior and its
+            likelihood, or a density that is about the posterior and what the posterior is relative to it. Where the
+            weight is 0 or NaN the posterior has no mass; where it is so at every particle, the evidence is not finite.
+            It is called with at most `M` points at a time.
+        particles: `(N, D)` independent draws from the start density: of a prior `MOVES` for each draw from the
+            posterior that is wanted, of one that is about the posterior fewer; a few thousand for ten dimensions.
         num_chains: `M`, as many as draws from the posterior; a quarter of the particles when left out.
     Returns:
         `Tempered`.
-    Cost: `N` evaluations of both densities, batched over `M`, at the prior and in each round of moves: 1 to
+    Cost: `N` evaluations of both densities, batched over `M`, at the start and in each round of moves: 1 to
     `MOST_ROUNDS` at each temperature. Narrow crescents and modes far apart meet this bound; the chains then still
     correlate with where they began, and `effective_size` is small.
     """
 
     def evaluate(u):
-        log_prior, log_likelihood = map(np.asarray, log_densities(u))
-        return _Points(u, log_prior, np.where(np.isnan(log_likelihood), -np.inf, log_likelihood))
+        log_start, log_weight = map(np.asarray, log_densities(u))
+        return _Points(u, log_start, np.where(np.isnan(log_weight), -np.inf, log_weight))
 
     rng, start, num_chains = numpy_rng(rng_key), len(particles), num_chains or len(particles) // MOVES
     blocks = np.split(np.asarray(particles, np.float64), range(num_chains, start, num_chains))
-    population, size = _Points.joined([evaluate(block) for block in blocks]), num_chains * MOVES
+    population, size = _Points.joined(list(map(evaluate, blocks))), num_chains * MOVES
     ancestors, unequal, temperature, log_evidence = np.arange(start), 0.0, 0.0, 0.0
     num_temperatures, num_moves = 0, 0
     while True:
@@ -189,8 +191,8 @@ def temper(
             chosen = np.arange(size)
             starts = chosen[-num_chains:]
         else:
-            alive, to_go = np.sum(population.log_likelihood > -np.inf), 1.0 - temperature
-            step, weights, log_mean = tempered(population.log_likelihood, to_go, EFFECTIVE * alive)
+            alive, to_go = np.sum(population.log_weight > -np.inf), 1.0 - temperature
+            step, weights, log_mean = tempered(population.log_weight, to_go, EFFECTIVE * alive)
             temperature = 1.0 if step in (0.0, to_go) else temperature + step
             unequal = float(np.sum(weights**2)) - 1.0 / len(weights)
             chosen = systematic(rng, weights, size)
@@ -233,5 +235,4 @@ def _move(rng: np.random.Generator, evaluate, proposal: ProposalDistribution, po
     with np.errstate(invalid="ignore"):  # infinity less infinity, where nothing moves
         log_ratio = log_ratio + proposed.log_density(temperature) - points.log_density(temperature)
     accepted = np.log1p(-rng.random(len(u))) < log_ratio
-    kept = (np.where(accepted.reshape(-1, *(1,) * (new.ndim - 1)), new, old) for new, old in zip(proposed, points))
-    return _Points(*kept), accepted
+    return _Points.joined([points, proposed]).take(np.arange(len(u)) + len(u) * accepted), accepted

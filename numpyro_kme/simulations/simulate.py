@@ -273,7 +273,7 @@ def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
     total = len(next(iter(x.values())))
     sound, failures = np.ones(total, bool), Counter[str]()
     for name, found in errors.items():
-        failed = np.array([error is not None for error in found])
+        failed = found != None  # noqa: E711
         failures.update(f"{name}: {error.kind}" for error in found[failed & sound])
         sound &= ~failed
         if isinstance(on_failure, Penalise):

@@ -48,7 +48,7 @@ X = jnp.array([0.3, 0.2])
 
 def test_shapes_are_found_by_tracing():
     fn = Simulator(noisy_sum, jnp.zeros(3), 2.0)
-    assert (fn.batch_shape, fn.event_shape, fn.event_dims) == ((), (2,), (1, 0))
+    assert (fn.batch_shape, fn.event_shape, fn.call_shapes) == ((), (2,), ((3,), ()))
     fn = Simulator(noisy_sum, jnp.zeros((5, 3)), jnp.ones((4, 1)), event_dims=(1, 0))
     assert (fn.batch_shape, fn.groups, fn.call_shapes) == ((4, 5), (4, 5), ((3,), ()))
 
