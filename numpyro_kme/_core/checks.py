@@ -60,20 +60,6 @@ def key(value: Any, *, several: bool = False) -> jax.Array:
     return value if kind else jax.random.wrap_key_data(value)
 
 
-MOST_SIMULATIONS = 20_000
-"""Largest number of simulations for a dense matrix, which takes 3.2 GB then."""
-
-
-def few_enough(m: int) -> None:
-    """Require that a dense float64 matrix of size `m` fits into memory."""
-    require(
-        m <= MOST_SIMULATIONS,
-        f"Learning from {m} simulations takes about {8 * m * m / 1e9:.0f} GB for a dense matrix; at most "
-        f"{MOST_SIMULATIONS} are taken. Use form=KernelMeans(solve=LowRankSolve()), or a part of them: a random "
-        "choice, or those whose outputs are nearest to the observation.",
-    )
-
-
 class EffectiveSampleSizeError(RuntimeError):
     """Too few simulations carry the weights for them to be called a posterior."""
 

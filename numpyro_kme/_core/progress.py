@@ -10,7 +10,7 @@ from threading import Event, Thread
 from tqdm.asyncio import tqdm_asyncio
 from tqdm.auto import tqdm
 
-from numpyro_kme._core.checks import setting
+from numpyro_kme._core import checks
 
 PATIENCE, EVERY = 1.0, 0.5
 """Seconds after which a phase is shown, and between two looks at it."""
@@ -20,7 +20,7 @@ _inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
 
 def no_progress_bars() -> AbstractContextManager:
     """Draw none within: a loop has its own, and what it calls again and again shows none."""
-    return setting(_inside_a_loop, True)
+    return checks.setting(_inside_a_loop, True)
 
 
 def progress_bars_allowed() -> bool:

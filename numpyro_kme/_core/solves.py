@@ -13,16 +13,6 @@ Array = jax.Array | np.ndarray
 """An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
 
 
-def require_factorised(done: bool, what: str) -> None:
-    """Raise where a Cholesky factorisation of what is named failed."""
-    checks.require(
-        done,
-        f"The Cholesky factorisation of {what} failed: the matrix is not positive definite to working precision. "
-        "Increase the regularisation, or remove duplicated points.",
-        np.linalg.LinAlgError,
-    )
-
-
 def require_resolved(added: float, trace: float, what: str) -> None:
     """Require that float64 sees what regularisation adds beside a positive semi-definite matrix of this trace.
 

@@ -12,7 +12,6 @@ from jax.typing import ArrayLike
 from scipy.special import logsumexp
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_rng
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
@@ -103,7 +102,7 @@ def rejection_weights(
         bool(accepted.any()),
         f"The weights of all {len(distance)} simulations are zero: the least discrepancy is {distance.min():.6g}, the "
         f"threshold {threshold:.6g}. Raise `threshold`, or give `quantile`.",
-        EffectiveSampleSizeError,
+        checks.EffectiveSampleSizeError,
     )
     return RejectionWeights(accepted / accepted.sum(), float(threshold))
 
@@ -130,14 +129,14 @@ def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
         raise checks.explained(
             f"{name}: the weights of all {len(weights)} simulations are zero: none comes near the observation. "
             f"{advice}",
-            EffectiveSampleSizeError,
+            checks.EffectiveSampleSizeError,
         )
     if total <= 1e-6 * size:
         raise checks.explained(
             f"{name}: the signed weights sum to {total:.2g} where their sizes sum to {size:.2g}, so they are no "
             "posterior: the observation lies away from the simulations, or the regularisation is too small. "
             f"{advice}",
-            EffectiveSampleSizeError,
+            checks.EffectiveSampleSizeError,
         )
     return weights / total
 
@@ -321,6 +320,6 @@ def recursive_abc_step(
     checks.require(
         bool(places >= 2.0),
         f"{name}: the {number} points of an iteration have come together in {places:.1f} places. {advice}",
-        EffectiveSampleSizeError,
+        checks.EffectiveSampleSizeError,
     )
     return candidates[chosen]

@@ -4,7 +4,6 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
@@ -203,7 +202,7 @@ def _found(kernel: Kernel, points: PointSet, weights: np.ndarray) -> MeanEmbeddi
         bool(weights.any()),
         f"All {len(weights)} weights are zero: the observation or the prior lies far from the joint sample, or kernels "
         "are too narrow.",
-        EffectiveSampleSizeError,
+        checks.EffectiveSampleSizeError,
     )
     return MeanEmbedding(kernel, points, weights)
 

@@ -8,7 +8,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.checks import EffectiveSampleSizeError
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array, by_columns
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register, take
@@ -215,6 +214,6 @@ class DistributionRegression:
             bool((near.max(axis=1) > np.finfo(np.float64).eps * own.mean()).all()),
             f"The kernel is zero between the observation and all {len(own)} simulations: none comes near, and nothing "
             "is predicted. Use a wider kernel, or simulations that come near.",
-            EffectiveSampleSizeError,
+            checks.EffectiveSampleSizeError,
         )
         return np.asarray(self.centre) + self.features.features(y) @ np.asarray(self.coefficients)

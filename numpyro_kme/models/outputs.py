@@ -13,7 +13,6 @@ import numpy as np
 from jax import random
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.checks import setting
 from numpyro_kme._core.programs import numbers
 from numpyro_kme.kernels.data_sets import pad
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
@@ -86,7 +85,7 @@ _known: ContextVar[dict[tuple, tuple[Any, dict[str, Shape]]] | None] = ContextVa
 def unchanged():
     """Trace each simulator once inside this block, in all threads that copy its context: for a model that is run again
     and again, while what its functions refer to stays as it is."""
-    return setting(_known, {} if _known.get() is None else _known.get())
+    return checks.setting(_known, {} if _known.get() is None else _known.get())
 
 
 def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tuple[Any, dict[str, Shape]]:

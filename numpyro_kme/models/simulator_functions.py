@@ -11,7 +11,6 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_kme._core import checks, compat, host
-from numpyro_kme._core.checks import setting
 from numpyro_kme._core.display import shown
 from numpyro_kme._core.programs import Program
 from numpyro_kme.kernels.data_sets import pad
@@ -97,7 +96,7 @@ def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, 
     canonical = jax.dtypes.canonicalize_dtype(dtype)  # float64 is float32 while x64 is off
 
     def rows(key_data, *params):
-        with setting(called_back, True):
+        with checks.setting(called_back, True):
             return _as(np.dtype(canonical), calls_on_host(fn, shape, dtype, key_data, params), fn)
 
     no_derivative = TypeError(

@@ -16,7 +16,6 @@ from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.checks import setting
 from numpyro_kme._core.host import at_once, in_present_precision
 from numpyro_kme._core.programs import data_of, fold_in
 from numpyro_kme.models.simulator import Simulator
@@ -78,7 +77,7 @@ def one_model_at_a_time() -> Iterator[None]:
         RuntimeError,
     )
     try:
-        with setting(_ours, True), setting(called_back, False):
+        with checks.setting(_ours, True), checks.setting(called_back, False):
             yield
     finally:
         _lock.release()

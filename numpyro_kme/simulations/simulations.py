@@ -208,8 +208,8 @@ class Simulations(Saved):
         groups = arviz.read_groups(source, ("prior", "prior_predictive"))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
-        sound = np.all([_sound(value, _ragged_dims(problem, name), missing) for name, value in x.items()], axis=0)
-        kinds = np.where(sound, "", "not finite").tolist()
+        rows = zip(*([unsound(one, _ragged_dims(problem, name), missing) for one in x[name]] for name in x))
+        kinds = ["not finite" if any(row) else "" for row in rows]
         return cls._of_kinds(problem, latents, x, kinds, np.arange(len(kinds)), missing)
 
     @classmethod
@@ -276,19 +276,12 @@ def _check_outputs(name: str, x: np.ndarray, ragged_dims: int, missing: Simulate
         checks.instance("missing", missing, SimulatedMissing | None, "SimulatedMissing()")
         how = "Remove these simulations; where NaN says that nothing was recorded, pass `missing=SimulatedMissing()`."
         return checks.sound(name, x if missing is None else np.where(np.isnan(x), 0.0, x), how)
-    wrong = np.flatnonzero(~_sound(x, ragged_dims))
+    wrong = [row for row, one in enumerate(x) if unsound(one, ragged_dims, None)]
     checks.require(
-        not len(wrong),
+        not wrong,
         f"`{name}` has {len(wrong)} outputs without a row, or with values before their end that are not finite, such "
-        f"as those at {wrong[:3].tolist()}. Leave them out.",
+        f"as those at {wrong[:3]}. Leave them out.",
     )
-
-
-def _sound(x: np.ndarray, ragged_dims: int, missing: SimulatedMissing | None = None) -> np.ndarray:
-    """Mark the outputs `(m, ...)` that are finite, `(m,)`, before their ends where they may have such."""
-    if not ragged_dims:
-        return (np.isfinite(x) if missing is None else ~np.isinf(x)).reshape(len(x), -1).all(axis=1)
-    return np.array([unsound(one, ragged_dims, None) is None for one in x])
 
 
 def _stacked(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy import linalg
 
-from numpyro_kme._core import checks, solves
+from numpyro_kme._core import checks
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import namespace, register
@@ -58,6 +58,10 @@ class Solved(NamedTuple):
     fitted: Array
 
 
+MOST_SIMULATIONS = 20_000
+"""Largest number of simulations for a dense matrix, which takes 3.2 GB then."""
+
+
 @frozen
 class DenseSolve:
     """Solve exactly, by one Cholesky factor of all simulations.
@@ -68,9 +72,21 @@ class DenseSolve:
 
     def fit(self, hyper: Hyperparameters, z: np.ndarray) -> "DenseSolution":
         """Fill the matrix by blocks of columns, and factorise it in place."""
-        checks.few_enough(len(z))
+        m = len(z)
+        checks.require(
+            m <= MOST_SIMULATIONS,
+            f"Learning from {m} simulations takes about {8 * m * m / 1e9:.0f} GB for a dense matrix; at most "
+            f"{MOST_SIMULATIONS} are taken. Use form=KernelMeans(solve=LowRankSolve()), or a part of them: a random "
+            "choice, or those whose outputs are nearest to the observation.",
+        )
         factor = factorised(regularised(hyper.parameter_kernel, z, hyper.regularisation), in_place=True)
-        solves.require_factorised(factor is not None, f"L + m lam I with lam = {float(hyper.regularisation):.3g}")
+        checks.require(
+            factor is not None,
+            f"The Cholesky factorisation of L + m lam I with lam = {float(hyper.regularisation):.3g} failed: the "
+            "matrix is not positive definite to working precision. Increase the regularisation, or remove duplicated "
+            "points.",
+            np.linalg.LinAlgError,
+        )
         return DenseSolution(np.asarray(factor))
 
 
