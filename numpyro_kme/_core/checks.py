@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from numpyro_kme._core.display import brief
+from numpyro_kme._core.display import short
 
 
 def is_concrete(value: Any) -> bool:
@@ -194,7 +194,7 @@ def whole(name: str, value: Any, least: int, advice: str = "") -> None:
 
 def line(value: Any) -> str:
     """A value in one line, for a message."""
-    return f"{value!r:.200}" if isinstance(value, str) or value is None else brief(value, 200)
+    return f"{value!r:.200}" if isinstance(value, str) or value is None else short(value, 200)
 
 
 def instance(name: str, value: Any, kind: type[T] | Any, what: str) -> T:

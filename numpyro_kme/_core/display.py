@@ -51,7 +51,7 @@ def text(value: Any) -> str:
     if card is None:
         return _expression(value)
     title, rows, hint = card
-    kept = {label: line for label, row in rows.items() if (line := row if isinstance(row, str) else brief(row))}
+    kept = {label: line for label, row in rows.items() if (line := row if isinstance(row, str) else short(row))}
     wide, body = max(map(len, kept), default=0) + 2, list[str]()
     for label, line in kept.items():
         body += _wrapped(_cut(line, EACH * WIDTH), f"  {label:<{wide}}", " " * (wide + 2))[:EACH]
@@ -59,7 +59,7 @@ def text(value: Any) -> str:
     return "\n".join([_cut(title, WIDTH), *body[: LINES - 1 - len(end)], *end])
 
 
-def brief(value: Any, room: int = WIDTH) -> str:
+def short(value: Any, room: int = WIDTH) -> str:
     """Any value in one line: numbers to four digits, arrays by shape and extremes, functions by their names."""
     if value is None:
         return ""
@@ -69,7 +69,7 @@ def brief(value: Any, room: int = WIDTH) -> str:
         return _of_array(value)
     if isinstance(value, Mapping):
         each = (
-            f"{name}: {brief(one)}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}" for name, one in value.items()
+            f"{name}: {short(one)}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}" for name, one in value.items()
         )
         return listed(each, room)
     if isinstance(value, tuple | list) and not _named(value):
@@ -155,8 +155,8 @@ def _argument(value: Any) -> str:
     if isinstance(value, str):
         return repr(value)
     if isinstance(value, np.ndarray | jax.Array) and np.ndim(value):
-        return f"<{brief(value)}>"
-    return "None" if value is None else brief(value, WIDTH - 20)
+        return f"<{short(value)}>"
+    return "None" if value is None else short(value, WIDTH - 20)
 
 
 def _of_array(value: Any) -> str:
@@ -168,7 +168,7 @@ def _of_array(value: Any) -> str:
     if array.dtype.kind not in "biuf" or array.size == 0:
         return f"{array.shape} array of {array.dtype}"
     if array.size == 1:
-        return brief(array.item())
+        return short(array.item())
     if array.dtype.kind == "b":
         return f"{array.shape} array, {np.count_nonzero(array)} true"
     finite = array[np.isfinite(array)]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks, progress
-from numpyro_kme._core.display import Card, brief, is_default, shown
+from numpyro_kme._core.display import Card, is_default, short, shown
 from numpyro_kme._core.programs import split
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
@@ -52,8 +52,8 @@ class Engine(abc.ABC, Generic[P]):
 
     def _card(self) -> Card:
         given = ((f, getattr(self, f.name)) for f in fields(self) if f.init and f.name != "model")
-        settings = ", ".join(f"{f.name}={brief(value, 40)}" for f, value in given if not is_default(f, value))
-        rows = {"model": brief(self.model), "settings": settings or "all as by default"}
+        settings = ", ".join(f"{f.name}={short(value, 40)}" for f, value in given if not is_default(f, value))
+        rows = {"model": short(self.model), "settings": settings or "all as by default"}
         if self._found is None:
             hint = "run(rng_key, x=...) infers the latents of the model, where x is an argument of the model"
             return Card(f"{type(self).__name__}, not run yet", rows, hint)

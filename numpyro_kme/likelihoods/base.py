@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, brief
+from numpyro_kme._core.display import Card, short
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import namespace, register
@@ -132,7 +132,7 @@ class Surrogate(Recomputed, abc.ABC):
     def _card(self) -> Card:
         said = dict(self.describe())
         title = str(said.pop("form", type(self).__name__))
-        return Card(title, {name: brief(value) for name, value in said.items()}, "at(y) gives the likelihood of y")
+        return Card(title, {name: short(value) for name, value in said.items()}, "at(y) gives the likelihood of y")
 
     @property
     def dim(self) -> int:

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from scipy.special import gammaincc
 
 from numpyro_kme._core import checks, host
-from numpyro_kme._core.display import Card, brief, frozen, listed
+from numpyro_kme._core.display import Card, frozen, listed, short
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -42,7 +42,7 @@ class LearntStatistics(abc.ABC):
         rows = dict(self.describe())
         told = str(rows.pop("statistics"))
         return Card(
-            f"Statistics: {told}", {name: brief(row) for name, row in rows.items()}, "call it with outputs (n, n_raw)"
+            f"Statistics: {told}", {name: short(row) for name, row in rows.items()}, "call it with outputs (n, n_raw)"
         )
 
     @abc.abstractmethod

@@ -15,7 +15,7 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import is_prng_key
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme._core.display import Card, short, shown
 from numpyro_kme.mcmc.noise import NOISE, simulation_keys
 
 OF_NOISE = 0.35
@@ -112,7 +112,7 @@ class PseudoMarginal(MCMCKernel):
         )
 
     def _card(self) -> Card:
-        rows = {"model": brief(self.model), "blocks": f"{self._blocks} of the noise", "target acceptance": self._target}
+        rows = {"model": short(self.model), "blocks": f"{self._blocks} of the noise", "target acceptance": self._target}
         return Card("Pseudo-marginal Metropolis-Hastings kernel", rows, "MCMC(kernel, num_warmup=..., num_samples=...)")
 
     @property

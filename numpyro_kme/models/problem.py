@@ -13,7 +13,7 @@ import numpy as np
 from numpyro.distributions import Unit
 
 from numpyro_kme._core import checks, compat, programs
-from numpyro_kme._core.display import Card, brief, frozen, names_and_shapes, shown
+from numpyro_kme._core.display import Card, frozen, names_and_shapes, short, shown
 from numpyro_kme._core.programs import Program, Recomputed, child, data_of, fold_in
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
@@ -65,12 +65,12 @@ class Problem(Recomputed):
 
     def _card(self) -> Card:
         sites = {
-            name: f"{brief(site.simulator.fn)}, output {site.simulator.shape()}, "
+            name: f"{short(site.simulator.fn)}, output {site.simulator.shape()}, "
             f"{'not observed' if site.observed is None else 'observed'}"
             for name, site in self.simulators.items()
         }
         return Card(
-            f"Problem: the model `{brief(self.model)}` taken apart",
+            f"Problem: the model `{short(self.model)}` taken apart",
             {
                 "latents": names_and_shapes({name: latent.value for name, latent in self.latents.items()}, 0),
                 **{f"simulator {name}": said for name, said in sites.items()},

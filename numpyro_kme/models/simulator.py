@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, brief, shown
+from numpyro_kme._core.display import Card, short, shown
 from numpyro_kme._core.host import in_jax_types, in_present_precision
 from numpyro_kme._core.programs import pieces
 from numpyro_kme.models import outputs
@@ -120,7 +120,7 @@ class Simulator(Distribution):
         return Card(
             f"Simulator `{self.name}` ({kind})",
             {
-                "parameters": ", ".join(brief(param, 30) for param in self.params),
+                "parameters": ", ".join(short(param, 30) for param in self.params),
                 "output": f"{self.event_shape} of {self.dtype}"
                 + (f", calls {self.batch_shape}" if self.batch_shape else ""),
                 "names": ", ".join(self.labels),

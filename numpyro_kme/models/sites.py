@@ -102,10 +102,10 @@ class SimulatorSite:
         elif simulator.bounds is not None:
             low, high = simulator.bounds
             inside = lost & np.broadcast_to(np.isfinite(low) | np.isfinite(high), value.shape)
-        seen = unmasked if simulator.ragged else unmasked & ~(lost & ~inside).all(axis=event)
+        mask = unmasked if simulator.ragged else unmasked & ~(lost & ~inside).all(axis=event)
         plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
         scale, numbers = np.asarray(compat.scale(site)), (int(lost.sum()), int(inside.sum()))
-        return cls(simulator, site["fn"], plates, value if observed else None, parents, seen, unmasked, *numbers, scale)
+        return cls(simulator, site["fn"], plates, value if observed else None, parents, mask, unmasked, *numbers, scale)
 
     @property
     def single(self) -> bool:
@@ -122,8 +122,8 @@ class SimulatorSite:
         """Tell whether all calls that count have the same parameters, and the same of their entries were observed."""
         if self.observed is None or self.censored or prod(self.simulator.groups) > 1:
             return False
-        seen = ~np.isnan(self.counted(self.observed).reshape(-1, *self.simulator.event_shape))
-        return len(seen) > 0 and bool(seen[0].any() and (seen == seen[:1]).all())
+        known = ~np.isnan(self.counted(self.observed).reshape(-1, *self.simulator.event_shape))
+        return len(known) > 0 and bool(known[0].any() and (known == known[:1]).all())
 
     def counted(self, x: np.ndarray, lead: int = 0) -> np.ndarray:
         """Outputs `(*lead, *batch, *event)` without the masked ones: as they are if there are none, else
@@ -133,9 +133,9 @@ class SimulatorSite:
     def check_observed(self, name: str) -> None:
         """That an observation is one that the simulator could give, where it is not NaN: finite, and whole where its
         outputs are."""
-        seen = self.counted(np.asarray(self.observed))
+        observed = self.counted(np.asarray(self.observed))
         checks.require(
-            not self.simulator.ragged or bool(lengths(seen.reshape(-1, *self.simulator.event_shape)).all()),
+            not self.simulator.ragged or bool(lengths(observed.reshape(-1, *self.simulator.event_shape)).all()),
             f"The observation at {name!r} has no row: NaN at its end says that it ends there (ragged=True), and its "
             "first row is NaN. Leave it out by numpyro.handlers.mask, or give at least one row.",
         )
@@ -144,9 +144,9 @@ class SimulatorSite:
             f"Nothing was observed at {name!r}: all {self.missing} entries that count are NaN. The posterior is the "
             "prior; leave the observation out of the model, or give the entries that were observed.",
         )
-        seen = seen[~np.isnan(seen)]
-        checks.sound(f"observation at {name!r}", seen)
-        numbers = seen if self.simulator.dtype.kind in "biu" else np.zeros(0)
+        observed = observed[~np.isnan(observed)]
+        checks.sound(f"observation at {name!r}", observed)
+        numbers = observed if self.simulator.dtype.kind in "biu" else np.zeros(0)
         broken = numbers[numbers != np.round(numbers)]
         checks.require(
             not broken.size,

@@ -184,17 +184,17 @@ class DrawObserved(Messenger):
         """Draw before the site is scored, and before the sites that depend on it."""
         if msg["type"] != "sample" or msg["name"] not in self.words:
             return
-        fn, seen = msg["fn"], jnp.asarray(msg["value"])
+        fn, observed = msg["fn"], jnp.asarray(msg["value"])
         checks.require(
             not isinstance(fn, dist.Unit),
             f"{msg['name']!r} is a factor (numpyro.factor), from which no data can be drawn: calibrate a model whose "
             "data all come from simulators and distributions, numpyro.sample(..., obs=).",
         )
-        batch = jnp.broadcast_shapes(fn.batch_shape, seen.shape[: max(0, seen.ndim - fn.event_dim)])
+        batch = jnp.broadcast_shapes(fn.batch_shape, observed.shape[: max(0, observed.ndim - fn.event_dim)])
         fn = fn if batch == fn.batch_shape else fn.expand(batch)
         drawn, counts = fn.sample(random.wrap_key_data(self.words[msg["name"]])), compat.mask(fn)
         if not checks.is_concrete(counts) or not np.all(counts):
-            drawn = jnp.where(counts.reshape(counts.shape + (1,) * (drawn.ndim - counts.ndim)), drawn, seen)
+            drawn = jnp.where(counts.reshape(counts.shape + (1,) * (drawn.ndim - counts.ndim)), drawn, observed)
         msg["value"] = drawn
 
 
