@@ -80,23 +80,6 @@ class TestGateway:
         assert found["third"].dtype == np.float32
         assert seen["word"] == "same" and seen["number"] == 2 and found["key"] is KEY
 
-    def test_while_jax_traces_it_works_at_once_on_concrete_arguments(self):
-        found = []
-
-        @numpy_function
-        def root(a):
-            value = jnp.sqrt(jnp.asarray(a))
-            found.append(float(value))
-            return value
-
-        @jax.jit
-        def traced(t):
-            return t * root(np.array(2.0))
-
-        assert traced(1.0).dtype == np.float32
-        assert found == [np.sqrt(np.float32(2.0))]
-        np.testing.assert_allclose(jax.vmap(lambda t: t * root(np.array(2.0)))(jnp.ones(2)), np.sqrt(2.0), rtol=1e-6)
-
     @pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: lambda t: jax.vmap(f)(jnp.full(2, t))[0]])
     def test_whatever_jax_does_around_it(self, transform):
         """Programs, loops, derivatives and random numbers."""

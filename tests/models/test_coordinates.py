@@ -264,7 +264,6 @@ def read(arguments, **priors):
         ),
         (lambda: Coordinates.standardise(np.ones(3)), r"`table` must have shape \(points, dim\)"),
         (lambda: Coordinates.standardise(np.ones((1, 2))), "`table` must have at least 2 rows"),
-        (lambda: Coordinates.standardise(np.ones((3, 1))), "All rows of `table` are the same"),
         (lambda: Coordinates.standardise(np.array([[np.nan], [1.0]])), "`table` has 1 entries that are not finite"),
         (
             lambda: Coordinates.from_prior(random.key(0), Problem.read(alone(dist.Normal())), "y"),

@@ -438,24 +438,6 @@ def test_paths_of_stores(here, path, monkeypatch):
     assert len(CALLS) == 30 and [folder.name for folder in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize(
-    "settings, sentence",
-    [
-        (dict(timeout=0.0), "`timeout` must be a positive number"),
-        (dict(executor=2), "must be an executor of `concurrent.futures` or loky.* got 2"),
-        (dict(on_failure="retry"), r"'skip', Retry\(...\)"),
-    ],
-)
-def test_bad_settings_are_explained(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        bank(**settings)
-
-
-def test_executors_are_for_black_boxes():
-    with pytest.raises(ValueError, match="for black-box simulators"):
-        bank(model_of(in_jax), executor=ThreadPoolExecutor(1))
-
-
 PROGRAM = """
 import random, sys
 theta = float(open("params.txt").read())
