@@ -223,11 +223,11 @@ class Problem(Recomputed):
     def _parts(self, trace, simulators):
         """Parts of `Draws`, in lists: JAX sorts dictionaries by name."""
 
-        def values(names):
-            return [trace[name]["value"] for name in names]
+        def value(name):
+            return trace[name]["value"]
 
         arguments = [simulators[name].arguments for name in self.simulators]
-        return values(self.latents), arguments, values(self.deterministics)
+        return list(map(value, self.latents)), arguments, list(map(value, self.deterministics))
 
     def _log_prior(self, trace, _):
         with tracing.as_numpyro_does():

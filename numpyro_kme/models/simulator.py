@@ -314,5 +314,5 @@ def _groups_and_calls(fn: Callable, shapes: list[Shape], event_dims: Any) -> tup
     except ValueError as error:
         raise checks.explained(
             f"The parameters of simulator `{functions.name(fn)}` have shapes {shapes} and event_dims={event_dims}, "
-            f"which leaves the batch shapes {leads}; these must broadcast against each other."
+            f"which leaves the batch shapes {list(leads)}; these must broadcast against each other."
         ) from error
