@@ -65,7 +65,7 @@ class Problem(Recomputed):
 
     def _card(self) -> Card:
         sites = {
-            name: f"{short(site.simulator.fn)}, output {site.simulator.shape()}, "
+            name: f"{site.simulator.name}, output {site.simulator.shape()}, "
             f"{'not observed' if site.observed is None else 'observed'}"
             for name, site in self.simulators.items()
         }

@@ -35,17 +35,15 @@ def read(model: Callable, args: tuple, kwargs: Mapping, before: Any = None, simu
         trace, simulators = tracing.run(model, args, kwargs, None, {})
     tracing.check_plates(trace)
     _check_kinds(trace, simulators, simulated)
-    parents = {} if before is None else _known_parents(before)
+    parents = {}
+    if before is not None:
+        parents = dict.fromkeys((*before.deterministics, *before.likelihoods), ())
+        parents |= {name: site.parents for name, site in (*before.latents.items(), *before.simulators.items())}
     known = {name for name, site in trace.items() if site["type"] != "plate"} == set(parents)
     parts = _parts_of(trace, simulators, parents if known else _parents(model, args, kwargs, trace, simulators))
     if not known:
         _check_weights(parts, model, args, kwargs)
     return parts
-
-
-def _known_parents(before: Any) -> dict[str, tuple[str, ...]]:
-    parents: dict[str, tuple[str, ...]] = dict.fromkeys((*before.deterministics, *before.likelihoods), ())
-    return parents | {name: site.parents for name, site in (*before.latents.items(), *before.simulators.items())}
 
 
 def _parents(

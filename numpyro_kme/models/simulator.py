@@ -273,7 +273,8 @@ class Simulator(Distribution):
             if param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape:
                 continue
             along = [d for d in range(param.ndim) if checks.expands(param.shape[: param.ndim - d], batch_shape)]
-            choices = [f"{d} if each takes {_entry(param.shape[param.ndim - d :])}" for d in along]
+            takes = [f"an entry of shape {param.shape[param.ndim - d :]}" if d else "one number" for d in along]
+            choices = [f"{d} if each takes {what}" for d, what in zip(along, takes)]
             choices += [f"{param.ndim} if each takes all of it"]
             choices += [] if along else [f"to run along the plates it needs the shape {batch_shape} in front"]
             raise checks.explained(
@@ -282,10 +283,6 @@ class Simulator(Distribution):
                 f"with one number for each of the {len(self.params)} parameters; for parameter {i}: "
                 f"{', '.join(choices)}."
             )
-
-
-def _entry(shape: Shape) -> str:
-    return f"an entry of shape {shape}" if shape else "one number"
 
 
 class _MaskedSimulator(MaskedDistribution):

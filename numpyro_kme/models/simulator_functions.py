@@ -23,8 +23,9 @@ called_back: ContextVar[bool] = ContextVar("called_back", default=False)
 
 
 def name(fn: Callable) -> str:
-    """Name of a function, for sentences."""
-    fn = fn.func if isinstance(fn, partial) else fn
+    """Name of a function, for sentences; of the function inside where one wraps another."""
+    while isinstance(fn, partial | Joined | Padded | FromNoise):
+        fn = fn.func if isinstance(fn, partial) else fn.fn
     return getattr(fn, "__name__", type(fn).__name__)
 
 
@@ -120,16 +121,12 @@ class Joined:
     fn: Callable
     names: tuple[str, ...] = ()
 
-    @property
-    def __name__(self) -> str:
-        return name(self.fn)
-
     def __call__(self, key: Any, *params):
         """One event as a vector; a table with named columns as a matrix; anything else as it is."""
         found = self.fn(key, *params)
         if isinstance(found, Mapping):
             missing = [one for one in self.names if one not in found]
-            checks.require(not missing, f"Simulator `{self.__name__}` gives {list(found)}, without {missing}.")
+            checks.require(not missing, f"Simulator `{name(self.fn)}` gives {list(found)}, without {missing}.")
             each = [found[one] for one in self.names or found]
             xp: Any = jax.numpy if any(isinstance(one, jax.Array) for one in each) else np
             return xp.concatenate([xp.ravel(one) for one in each])
@@ -149,10 +146,6 @@ class Padded:
 
     fn: Callable
     shape: Shape
-
-    @property
-    def __name__(self) -> str:
-        return name(self.fn)
 
     def __call__(self, rng: np.random.Generator, *params: np.ndarray) -> np.ndarray:
         """Simulate one event; one that is longer than was declared stays so."""
@@ -191,10 +184,6 @@ class FromNoise:
 
     def __post_init__(self):
         checks.instance("noise", self.noise, Distribution, "a NumPyro distribution")
-
-    @property
-    def __name__(self) -> str:
-        return getattr(self.fn, "__name__", type(self.fn).__name__)
 
     @cached_property
     def joined(self) -> "FromNoise":
