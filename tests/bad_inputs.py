@@ -149,7 +149,7 @@ add("simulate", "wrong dtype", lambda: drawn(OK, declared=dict(shape=(2,), dtype
 add("simulate", "m = 0", lambda: drawn(OK, 0), "`num_simulations` must be .* got 0")
 add("simulate", "m = 1", lambda: drawn(OK, 1))
 add("simulate", "m = 2.5", lambda: drawn(OK, 2.5), "`num_simulations` must be a whole number; got 2.5")
-add("simulate", BAD, lambda: drawn(OK, timeout=-1.0), "`timeout` must be a positive number")
+add("simulate", BAD, lambda: drawn(OK, timeout=-1.0), "`timeout` must be positive and finite; got -1.0")
 add("simulate", "raising", lambda: drawn(failing), r"failed at \{'theta': .*disk full \(OSError\)")
 add("simulate", "hanging", lambda: drawn(hanging, 1, timeout=0.2), "it took longer than 0.2 s")
 add("simulate", "wrongly shaped", lambda: drawn(gives(np.zeros(3))), r"declares shape \(2,\) .* returned shape \(3,\)")

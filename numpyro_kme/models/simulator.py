@@ -298,10 +298,11 @@ class _MaskedSimulator(MaskedDistribution):
 
 def _groups_and_calls(fn: Callable, shapes: list[Shape], event_dims: Any) -> tuple[Shape, tuple[Shape, ...]]:
     """Batch shape of parameters of these shapes, and the shape of each in one call."""
-    ndims = tuple(map(len, shapes))
-    dims = (event_dims,) * len(shapes) if isinstance(event_dims, int) else ndims if event_dims is None else event_dims
+    if event_dims is None:
+        return (), tuple(shapes)
+    dims = (event_dims,) * len(shapes) if isinstance(event_dims, int) else tuple(event_dims)
     checks.require(
-        len(dims) == len(ndims) and all(0 <= d <= n for d, n in zip(dims, ndims)),
+        len(dims) == len(shapes) and all(0 <= own <= len(shape) for own, shape in zip(dims, shapes)),
         f"Simulator `{functions.name(fn)}` got event_dims={event_dims} for parameters of shapes {shapes}; give "
         "one number for each parameter, at most its number of dimensions.",
     )

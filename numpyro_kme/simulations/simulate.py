@@ -17,7 +17,6 @@ from jax import random
 from numpyro_kme._core import checks, programs, progress
 from numpyro_kme._core.display import frozen
 from numpyro_kme._core.programs import child
-from numpyro_kme.models import simulator_functions
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import site_runs
 from numpyro_kme.simulations.executors import SimulationError
@@ -195,15 +194,14 @@ class Plan:
     def _check_execution(self, problem: Problem) -> None:
         """Executors and time limits are for black boxes; NaN has one meaning."""
         timeout, executor = self.timeout, self.executor
-        ragged = [name for name, site in problem.simulators.items() if site.simulator.ragged]
-        checks.require(
-            self.missing is None or not ragged,
-            f"NaN at the end of outputs of {ragged} says that they end there (ragged=True), and with `missing` that it "
-            "is not recorded: leave one of both out.",
-        )
+        for name, site in problem.simulators.items():
+            checks.require(
+                self.missing is None or not site.simulator.ragged,
+                f"NaN at the end of outputs of {name!r} says that they end there (ragged=True), and with `missing` "
+                "that it is not recorded: leave one of both out.",
+            )
         if timeout is not None:
-            checks.number("timeout", timeout)
-            checks.require(timeout > 0, f"`timeout` must be a positive number of seconds; got {timeout}.")
+            checks.positive_number("timeout", timeout)
         if isinstance(self.on_failure, Penalise):
             _check_penalty(self.on_failure.value, problem)
         checks.require(
@@ -249,7 +247,7 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
         simulator = site.simulator
         kind = ("ragged " if simulator.ragged else "") + ("black box" if simulator.black_box else "function in JAX")
         shape = f"{simulator.dtype}{list(simulator.shape())}"
-        found[f"simulator of `{name}`"] = f"{kind} {simulator_functions.name(simulator.fn)} -> {shape}"
+        found[f"simulator of `{name}`"] = f"{kind} {simulator.name} -> {shape}"
         if plan.version is None:
             found[f"code of `{name}`"] = fingerprint(simulator.fn)
     return found if plan.version is not None else found | {"code of the model": fingerprint(problem.model)}
@@ -274,7 +272,8 @@ def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
     sound, failures = np.ones(total, bool), Counter[str]()
     for name, found in errors.items():
         failed = found != None  # noqa: E711
-        failures.update(f"{name}: {error.kind}" for error in found[failed & sound])
+        for error in found[failed & sound]:
+            failures[f"{name}: {error.kind}"] += 1
         sound &= ~failed
         if isinstance(on_failure, Penalise):
             x[name][failed] = np.asarray(on_failure.value, x[name].dtype)

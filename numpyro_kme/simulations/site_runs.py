@@ -17,7 +17,6 @@ from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import calls_on_host
 from numpyro_kme.simulations import executors
-from numpyro_kme.simulations.executors import Failure, SimulationError
 from numpyro_kme.simulations.simulations import unsound
 from numpyro_kme.simulations.store import Part, Store, StoreError
 
@@ -87,7 +86,7 @@ class Run:
                 self._require_same(path, part.arguments[own], self.arguments[rows])
                 self.x[rows], pending[rows] = part.x[own], False
                 kinds = np.array(part.kinds, object)[own]
-                self.errors[rows] = [Failure(kind, "as the store says") if kind else None for kind in kinds]
+                self.errors[rows] = [executors.Failure(kind, "as the store says") if kind else None for kind in kinds]
         self.bar.update(int(np.sum(~pending)))
         failed = np.flatnonzero(self.errors != None)  # noqa: E711
         if self.plan.stops and len(failed):
@@ -109,9 +108,9 @@ class Run:
         sound, failed = [], []
         ragged_dims = self.simulator.event_dim if self.simulator.ragged else 0
         for row, outcome in zip(map(int, rows), outcomes, strict=True):
-            if not isinstance(outcome, Failure):
+            if not isinstance(outcome, executors.Failure):
                 outcome = unsound(outcome, ragged_dims, self.plan.missing) or outcome
-            if not isinstance(outcome, Failure):
+            if not isinstance(outcome, executors.Failure):
                 self.x[row] = outcome
                 sound.append(row)
             elif again is None:
@@ -146,7 +145,7 @@ class Run:
         raise checks.explained(
             f"Simulation {row} of site {self.site!r} failed at {theta}: {failure}. "
             f"Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'.{recorded}",
-            SimulationError,
+            executors.SimulationError,
         ) from (failure.__cause__ or failure)
 
     def _run(self, rows: np.ndarray, keys: np.ndarray, report) -> None:
