@@ -14,7 +14,6 @@ from jax import random
 
 from numpyro_kme._core import checks, compat
 from numpyro_kme._core.programs import numbers
-from numpyro_kme.kernels.data_sets import pad
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
 
 
@@ -165,13 +164,3 @@ def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, S
         parts.append(array.reshape(*array.shape[:lead], -1))
     xp: Any = np if all(isinstance(part, np.ndarray) for part in parts) else jnp
     return xp.concatenate(parts, axis=-1).reshape(*parts[0].shape[:-1], *event_shape)
-
-
-def padded(value: Any, batch_dims: int, event_shape: Shape) -> Any:
-    """An observation `(*batch, *event)` of a simulator of outputs of any length: see `Simulator.padded`."""
-    lead, event = np.shape(value)[:batch_dims], np.shape(value)[batch_dims:]
-    if len(event) != len(event_shape) or event[1:] != event_shape[1:] or event[0] >= event_shape[0]:
-        return value
-    xp: Any = jnp if isinstance(value, jax.Array) else np
-    whole = [pad(row, event_shape[0]) for row in xp.asarray(value).reshape(math.prod(lead), *event)]
-    return xp.stack(whole).reshape(*lead, *event_shape)

@@ -17,6 +17,7 @@ from numpyro_kme._core import checks, compat
 from numpyro_kme._core.display import Card, short, shown
 from numpyro_kme._core.host import in_jax_types, in_present_precision
 from numpyro_kme._core.programs import pieces
+from numpyro_kme.kernels.data_sets import pad
 from numpyro_kme.models import outputs
 from numpyro_kme.models import simulator_functions as functions
 from numpyro_kme.models.simulator_functions import Shape
@@ -230,7 +231,12 @@ class Simulator(Distribution):
 
         Whatever else does not fit stays as it is.
         """
-        return outputs.padded(value, len(self.batch_shape), self.event_shape) if self.ragged else value
+        rows, longest = len(self.batch_shape), self.event_shape[0] if self.ragged else 0
+        event = np.shape(value)[rows:]
+        if len(event) != self.event_dim or event[1:] != self.event_shape[1:] or event[0] >= longest:
+            return value
+        xp: Any = jnp if isinstance(value, jax.Array) else np
+        return xp.moveaxis(pad(xp.moveaxis(value, rows, 0), longest), 0, rows)
 
     def mask(self, mask) -> Distribution:
         """The simulator with some of its events left out of densities; see `numpyro.handlers.mask`."""
