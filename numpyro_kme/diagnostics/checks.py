@@ -128,10 +128,10 @@ def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, t
         )
     found = problem.simulators[site]
     x = found.counted(np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed], 1)
-    y = found.counted(np.asarray(problem.observations[site]))
+    observed = found.counted(problem.observations[site])
     if found.simulator.batch_shape and found.alike and not found.simulator.ragged:
-        return _in_order(x, y, found.simulator)
-    return x, y, names_of_numbers(site, y.shape, () if found.simulator.ragged else found.simulator.labels)
+        return _in_order(x, observed, found.simulator)
+    return x, observed, names_of_numbers(site, observed.shape, () if found.simulator.ragged else found.simulator.labels)
 
 
 def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:

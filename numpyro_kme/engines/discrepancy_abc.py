@@ -168,7 +168,7 @@ class DistanceWeights(WeightingMethod):
     weights_of: Callable[[np.ndarray], SoftWeights | RejectionWeights]
     scale: np.ndarray
 
-    def weigh(self, y, distances):  # noqa: D102
+    def weigh(self, observed, distances):  # noqa: D102
         return _with_number(self.weights_of(distances))
 
     def apart(self, x, y):  # noqa: D102
@@ -195,16 +195,17 @@ class DiscrepancyWeights(WeightingMethod):
     discrepancy: Estimator | Loss | Discrepancy | None
     length_scale: LengthScaleRule | None = None
 
-    def at(self, y):  # noqa: D102
+    def at(self, observed):  # noqa: D102
         if self.discrepancy is not None:
             return self
         rule = self.length_scale or MedianHeuristic()
-        given = self.table.draws() if rule.needs_targets else (self.table.as_data_sets(y[None])[0],)
+        given = self.table.draws() if rule.needs_targets else (self.table.as_data_sets(observed[None])[0],)
         return replace(self, discrepancy=Quadratic(Gaussian(rule(*given))))
 
-    def weigh(self, y, distances):  # noqa: D102
-        by_mmd = isinstance(self.discrepancy, Estimator)
-        return _with_number(self.weights_of(self._discrepancies(self.table.x, y[None])[0] if by_mmd else distances))
+    def weigh(self, observed, distances):  # noqa: D102
+        if isinstance(self.discrepancy, Estimator):  # whose distances are others
+            distances = self._discrepancies(self.table.x, observed[None])[0]
+        return _with_number(self.weights_of(distances))
 
     def apart(self, x, y):  # noqa: D102
         if isinstance(self.discrepancy, Estimator):

@@ -269,10 +269,10 @@ class KELFI(SimulationEngine[LearntPosterior]):
         likelihoods, measures = {}, {}
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
             for site in problem.observations:
-                theta, x, form, seen = training(self, rng_key, problem, site, simulations)
+                theta, x, form, further = training(self, rng_key, problem, site, simulations)
                 coordinates = Coordinates.from_prior(rng_key, problem, site).covering(theta)
                 measures[site] = prior_measure(rng_key, problem, site, coordinates)
-                how = {"coordinates": coordinates, "measure": measures[site], **seen}
+                how = {"coordinates": coordinates, "measure": measures[site], **further}
                 fitted = fit_likelihood(theta, x, form=form, **how)
                 likelihoods[site] = replace(fitted, near=simulations.near.get(site))
         return LearntLikelihoods(self, problem, simulations, likelihoods, measures, ((len(simulations), np.inf),))

@@ -143,17 +143,17 @@ class LearntLikelihoods(Recomputed):
         half, label = {}, "learning again from half of the simulations"
         with progress.phase(label, self.engine.progress_bar), checks.collected_warnings():
             for site, fitted in self.likelihoods.items():
-                theta, x, _, seen = training(self.engine, rng_key, problem, site, self.simulations)
+                theta, x, _, further = training(self.engine, rng_key, problem, site, self.simulations)
                 whole = learnt = fitted.surrogate
                 if isinstance(whole, StatisticsSurrogate):
-                    learnt, x, seen = whole.inner, np.asarray(whole.simulated), {}
+                    learnt, x, further = whole.inner, np.asarray(whole.simulated), {}
                 repeats = Repeats.of(theta)
                 if len(repeats) < HALVED or not isinstance(learnt, ResidualSurrogate):
                     continue
                 rows, _ = repeats.halves(np.random.default_rng(0))
                 if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
                     continue
-                how = {"coordinates": fitted.coordinates, "measure": self.measures[site], **seen}
+                how = {"coordinates": fitted.coordinates, "measure": self.measures[site], **further}
                 half[site] = found = fit_likelihood(theta[rows], x[rows], form=learnt.form_of_half, **how)
                 if isinstance(whole, StatisticsSurrogate):
                     inner = replace(whole, inner=found.surrogate)
@@ -273,8 +273,8 @@ def training(
     used = int(np.clip(most // len(draws), 1, draws.shape[1]))
     theta, x = np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *simulator.event_shape)
     whole = found.mask.size == 1 and (simulator.ragged or not (found.weighted or found.missing))
-    seen = np.reshape(problem.observations[site], simulator.event_shape) if whole else None
-    return theta, x, form, {"y": seen, "names": simulator.labels}
+    observed = np.reshape(problem.observations[site], simulator.event_shape) if whole else None
+    return theta, x, form, {"y": observed, "names": simulator.labels}
 
 
 def prior_measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:

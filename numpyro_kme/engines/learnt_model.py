@@ -120,10 +120,10 @@ class LearntModel(Recomputed):
     @cached_property
     def _prepared(self) -> dict[str, PreparedLikelihood]:
         found = {}
-        for name, seen in self.problem.observations.items():
+        for name, observed in self.problem.observations.items():
             site = self.problem.simulators[name]
             if site.mask.any():
-                prepared = prepare(self.likelihoods[name], np.asarray(seen), site.mask, site.simulator.bounds)
+                prepared = prepare(self.likelihoods[name], observed, site.mask, site.simulator.bounds)
                 found[name] = prepared.brief()
         return found
 

@@ -110,9 +110,9 @@ class Posterior(Recomputed, Saved):
         found = super().load(path)
         if problem is None:
             return found
-        seen: Mapping[str, Any] = found.groups.get("observed_data", {})
+        observed: Mapping[str, Any] = found.groups.get("observed_data", {})
         others = [name for name in problem.latents if name not in found.samples]
-        others += [name for name, y in problem.observations.items() if not _alike(seen.get(name), y)]
+        others += [name for name, y in problem.observations.items() if not _alike(observed.get(name), y)]
         checks.require(
             not others,
             f"`problem` is not the one of the posterior in {path}, which has no such latents or other observations at "

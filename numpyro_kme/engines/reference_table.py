@@ -99,18 +99,18 @@ class ReferenceTable(Recomputed):
         """Coordinates `(k, D)` of arguments `(k, *ones, p)` of the simulator."""
         return self.coordinates.table(np.reshape(arguments, (len(arguments), -1)))
 
-    def point(self, y: np.ndarray) -> np.ndarray:
+    def point(self, observed: np.ndarray) -> np.ndarray:
         """An observation in the shape of a row of `x`."""
-        return self._counted(np.asarray(y, np.float64)[None])[0]
+        return self._counted(np.asarray(observed, np.float64)[None])[0]
 
-    def _counted(self, y: np.ndarray) -> np.ndarray:
+    def _counted(self, x: np.ndarray) -> np.ndarray:
         """Outputs `(s, *event)` as rows of `x`."""
         if self.data_sets:
-            return y.reshape(len(y), len(self.mask), -1)[:, self.mask]
-        y = y.reshape(-1, *self.mask.shape)
+            return x.reshape(len(x), len(self.mask), -1)[:, self.mask]
+        x = x.reshape(-1, *self.mask.shape)
         if self.mask.all():
-            return y
-        return y[:, self.mask] if self.rows_in_part else y[:, self.mask.reshape(len(self.mask), -1).all(axis=1)]
+            return x
+        return x[:, self.mask] if self.rows_in_part else x[:, self.mask.reshape(len(self.mask), -1).all(axis=1)]
 
     @property
     def rows_in_part(self) -> bool:

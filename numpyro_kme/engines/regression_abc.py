@@ -285,13 +285,13 @@ class SummaryWeights(WeightingMethod):
     fitted: DistributionRegression
     epsilon: float | None
 
-    def weigh(self, y, distances):  # noqa: D102
-        summary = self.fitted.predict(y[None])[0]
+    def weigh(self, observed, distances):  # noqa: D102
+        summary = self.fitted.predict(observed[None])[0]
         distance = np.sum(np.square(np.asarray(self.fitted.held_out) - summary), axis=1)
         weights, epsilon = soft_abc_weights(distance, self.epsilon)
         kernel = self.fitted.features.kernel
         if isinstance(kernel, WithLength):  # summaries of longer outputs scatter less
-            differences = log_lengths(self.table.x) - log_lengths(y[None])
+            differences = log_lengths(self.table.x) - log_lengths(observed[None])
             weights = weights * np.exp(-0.5 * np.square(differences / kernel.length_scale))
         return weights, {
             "epsilon": epsilon,

@@ -177,11 +177,11 @@ class WeightingMethod(Recomputed, abc.ABC):
     table: ReferenceTable
 
     @abc.abstractmethod
-    def weigh(self, y: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, Mapping[str, Any]]:
+    def weigh(self, observed: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, Mapping[str, Any]]:
         """Weights of the simulations, `(m,)`, of any sign and total, and what a person reads of them.
 
         Args:
-            y: The observation, as a row of `table.x`.
+            observed: The observation, as a row of `table.x`.
             distances: Distances of the simulations from it by `apart`, `(m,)`.
         """
 
@@ -189,7 +189,7 @@ class WeightingMethod(Recomputed, abc.ABC):
     def apart(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Distances of rows `(k, *event)` of `table.x` from such rows `(s, *event)`, `(s, k)`."""
 
-    def at(self, y: np.ndarray) -> Self:
+    def at(self, observed: np.ndarray) -> Self:
         """The strategy for one observation, where the observation decides how distances are measured."""
         return self
 
@@ -205,10 +205,10 @@ class WeightingMethod(Recomputed, abc.ABC):
         if not np.array_equal(observed_part(problem), self.table.mask):
             return self.engine._fit(self.fit_key, problem, self.table.simulations).posterior(rng_key, problem)
         name, table, simulations = type(self.engine).__name__, self.table, self.table.simulations
-        y = table.point(problem.observations[problem.site()])
-        strategy = self.at(y)
-        distances = strategy.apart(table.x, y[None])[0]
-        weights, read = strategy.weigh(y, distances)
+        observed = table.point(problem.observations[problem.site()])
+        strategy = self.at(observed)
+        distances = strategy.apart(table.x, observed[None])[0]
+        weights, read = strategy.weigh(observed, distances)
         weights = with_unit_sum(weights, name, self.engine.advice)
         effective = effective_sample_size(weights)
         checks.require(
@@ -229,9 +229,9 @@ class WeightingMethod(Recomputed, abc.ABC):
         grouped = groups(problem, simulations, sites)
         if self.engine.regression_adjustment:
             problem.require_continuous("`regression_adjustment`, which moves latents,")
-            sites, z, info["regression adjustment"] = self._adjusted(problem, y, weights)
-        elif not (is_far or problem.discrete or table.statistics(y[None]).shape[1] > FEW):
-            warn_if_coarse(name, self._regression(problem, y, weights)[0], signed)
+            sites, z, info["regression adjustment"] = self._adjusted(problem, observed, weights)
+        elif not (is_far or problem.discrete or table.statistics(observed[None]).shape[1] > FEW):
+            warn_if_coarse(name, self._regression(problem, observed, weights)[0], signed)
         warn_of_negative_variances(table.coordinates.names, z, weights)
         number = self.engine.num_samples
         chosen = herded(z, weights, number) if signed else systematic_shuffled(rng_key, weights, number)
@@ -249,16 +249,16 @@ class WeightingMethod(Recomputed, abc.ABC):
             coordinates=table.coordinates,
         )
 
-    def _regression(self, problem: Problem, y: np.ndarray, weights: np.ndarray):
+    def _regression(self, problem: Problem, observed: np.ndarray, weights: np.ndarray):
         """Regression of vectors that determine the latents on the statistics, these vectors, and the way back."""
         to_vectors, latents_at = vector_maps(problem, self.table.coordinates)
         vectors, statistics = to_vectors(self.table.z, self.table.simulations.latents), self.table.statistics
-        found = RegressionAdjustment.fit(vectors, statistics(self.table.x), weights, statistics(y[None])[0])
+        found = RegressionAdjustment.fit(vectors, statistics(self.table.x), weights, statistics(observed[None])[0])
         return found, (vectors, latents_at)
 
-    def _adjusted(self, problem: Problem, y: np.ndarray, weights: np.ndarray):
+    def _adjusted(self, problem: Problem, observed: np.ndarray, weights: np.ndarray):
         """Sites and coordinates of the simulations with weight, moved to the observation, and by how much in sd."""
-        found, (vectors, latents_at) = self._regression(problem, y, weights)
+        found, (vectors, latents_at) = self._regression(problem, observed, weights)
         counts = np.abs(weights) > 1e-9 * np.abs(weights).max()
         moved = latents_at(np.where(counts[:, None], found.adjusted, vectors))
         latents = {name: np.asarray(moved[name], v.dtype) for name, v in self.table.simulations.latents.items()}
@@ -276,8 +276,8 @@ class SignedWeights(WeightingMethod):
 
     fitted: ConditionalMeanEmbedding | KernelBayesRule
 
-    def weigh(self, y, distances):  # noqa: D102
-        points = self.fitted.right.kernel.points(y[None])
+    def weigh(self, observed, distances):  # noqa: D102
+        points = self.fitted.right.kernel.points(observed[None])
         weights = np.asarray(self.fitted.weights(points)[0], np.float64)
         return weights, {
             "sum of weights": float(weights.sum()),

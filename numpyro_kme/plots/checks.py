@@ -98,14 +98,14 @@ def predictive(
     checks.instance("check", check, PredictiveCheck, "from predictive_check")
     site = next(iter(check.observed)) if site is None else site
     checks.require(site in check.observed, f"`site` must be among {list(check.observed)}; got {site!r}.")
-    predicted, seen = np.asarray(check.predicted[site], np.float64), np.asarray(check.observed[site], np.float64)
+    predicted, observed = (np.asarray(part[site], np.float64) for part in (check.predicted, check.observed))
     how: dict[str, Any] = dict(color=DARK, linewidth=1.4, label="observed") | style
-    if seen.size > SINGLE:
-        return _along(predicted.reshape(len(predicted), -1), seen.reshape(-1), site, how, ax)
+    if observed.size > SINGLE:
+        return _along(predicted.reshape(len(predicted), -1), observed.reshape(-1), site, how, ax)
     columns = chosen({site: predicted})
-    labels = labelled(columns, names or names_of_numbers(site, seen.shape, check.names.get(site, ())))
+    labels = labelled(columns, names or names_of_numbers(site, observed.shape, check.names.get(site, ())))
     figure, axes = panels(len(columns), ax)
-    for axis, label, values, y in zip(axes, labels, columns.values(), seen.reshape(-1)):
+    for axis, label, values, y in zip(axes, labels, columns.values(), observed.reshape(-1)):
         axis.hist(values[np.isfinite(values)], 30, color=COLOURS[0], alpha=2 * FILL, label="predictions")
         if np.isfinite(y):
             axis.axvline(y, **how)
@@ -114,7 +114,7 @@ def predictive(
     return figure
 
 
-def _along(predicted: np.ndarray, seen: np.ndarray, site: str, how: dict, ax: Any) -> Any:
+def _along(predicted: np.ndarray, observed: np.ndarray, site: str, how: dict, ax: Any) -> Any:
     """Bands of predictions along a long output, and the observation."""
     figure, (axis,) = panels(1, ax, (2.2 * WIDTH, 1.1 * HEIGHT))
     place = np.flatnonzero(~np.isnan(predicted).all(axis=0))
@@ -122,7 +122,7 @@ def _along(predicted: np.ndarray, seen: np.ndarray, site: str, how: dict, ax: An
     axis.fill_between(place, low, high, color=COLOURS[0], alpha=FILL, linewidth=0, label="90% of predictions")
     axis.fill_between(place, first, third, color=COLOURS[0], alpha=2 * FILL, linewidth=0, label="50%")
     axis.plot(place, middle, color=COLOURS[0], linewidth=0.8, label="median")
-    axis.plot(np.arange(len(seen)), seen, **how)
+    axis.plot(np.arange(len(observed)), observed, **how)
     axis.set(xlabel=f"number along {site}", ylabel=site)
     legend([axis], ax)
     return figure
