@@ -527,7 +527,7 @@ def test_scopes_rename(name):
     assert_near_the_posterior(row, draws["group/theta"])
 
 
-@rows("KELFI, two sites", *LIGHT, "posterior bootstrap")
+@rows(*LIGHT, "posterior bootstrap")
 def test_two_simulator_sites_are_inferred_from_or_refused(name, fitted):
     row = ROWS[name]
     if row.model is two_sites:

@@ -225,13 +225,6 @@ def test_the_precision_may_not_change_in_between():
         engine.condition(KEY, x=0.3)
 
 
-@pytest.mark.slow
-def test_without_compilation():
-    with jax.disable_jit():
-        found = nearest(model, x=1.2)
-    np.testing.assert_allclose(found.get_samples()["theta"], nearest(model, x=1.2).get_samples()["theta"], rtol=1e-5)
-
-
 @pytest.fixture(scope="module")
 def fitted():
     rng = np.random.default_rng(0)

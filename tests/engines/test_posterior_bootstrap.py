@@ -242,6 +242,7 @@ def positive(x):
         numpyro.sample("x", Simulator(DECLARED, mean, 20.0), obs=x)
 
 
+@pytest.mark.slow
 def test_a_parameter_that_the_data_leave_open_on_one_side_is_told(rng):
     x, end = 20.0 * rng.normal(size=50), np.exp(3.7)  # one prior draw in 10,000 is above
     engine = PosteriorBootstrap(positive, MMD(Gaussian(20.0)), num_samples=32, num_nodes=256)

@@ -174,10 +174,9 @@ class Fixed(kme.kernels.LengthScaleRule):
     "make",
     [
         kme.KernelABC,
-        kme.KernelBayes,
-        pytest.param(kme.DistributionRegressionABC, marks=pytest.mark.slow),
         kme.K2ABC,
         kme.KernelRecursiveABC,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (kme.KernelBayes, kme.DistributionRegressionABC)),
     ],
 )
 def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):

@@ -61,20 +61,6 @@ def posterior(epsilon):
     return X.sum() / (0.8**2 + epsilon**2) / precision, precision**-0.5
 
 
-@pytest.mark.slow
-def test_nuts_finds_the_posterior_of_the_widened_likelihood():
-    epsilon = 0.4
-    mcmc = MCMC(
-        NUTS(soft_abc(model, Gaussian(epsilon))), num_warmup=500, num_samples=2000, num_chains=1, progress_bar=False
-    )
-    mcmc.run(random.key(0), X)
-    exact, sd = posterior(epsilon)
-    found = np.asarray(mcmc.get_samples()["mean"])
-    effective = numpyro.diagnostics.effective_sample_size(found[None])
-    assert abs(found.mean() - exact) < 5 * sd / np.sqrt(effective)
-    assert abs(found.std() / sd - 1.0) < 5 / np.sqrt(effective)
-
-
 def run_without_derivatives(model, *args, num_samples=4000):
     mcmc = MCMC(PseudoMarginal(model), num_warmup=1000, num_samples=num_samples, num_chains=4,
                 chain_method="vectorized", progress_bar=False)  # fmt: skip

@@ -112,6 +112,7 @@ def test_noise_reaches_the_right_place():
     assert abs(ratio.mean() - 1 / (1 + delta)) < 5 * sd / np.sqrt(ratio.size) + 1e-3
 
 
+@pytest.mark.slow
 def test_extreme_blowflies_are_finite():
     corners = np.array(np.meshgrid(*[[-6.0, 6.0]] * 6)).reshape(6, -1).T
     points = np.concatenate(

@@ -64,7 +64,7 @@ def test_a_model_draws_what_is_observed_and_names_its_source(module):
     assert list(problem.simulators) == ["x"]
     assert sum(latent.size for latent in latents.values()) == len(module.PARAMETERS)
     if problem.simulators["x"].simulator.black_box:  # what JAX computes is the same each time
-        first, again = (run(jax.random.key(0))["x"] for _ in range(2))
+        first, again = (jax.jit(run)(jax.random.key(0))["x"] for _ in range(2))
         np.testing.assert_array_equal(first, again)
 
 
