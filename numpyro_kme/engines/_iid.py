@@ -17,6 +17,7 @@ from numpyro_kme._core.host import in_jax_types
 from numpyro_kme._core.programs import Program, Recomputed
 from numpyro_kme.engines.posterior import sites_at
 from numpyro_kme.losses.base import Family
+from numpyro_kme.mcmc.noise import check_data_points
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.low_discrepancy import accepts, key_of, path_of
 from numpyro_kme.models.problem import Draws, Latent, Problem
@@ -138,13 +139,8 @@ class IidModel:
         rows: Any = None if name is None else np.asarray(kwargs[name], np.float64)
         if self.simulator is None:
             return None
-        groups = self.simulator.groups
-        checks.require(
-            (groups not in ((), (1,))) == (rows is not None),
-            f"the simulator's parameters have batch shape {groups} and `covariates` is "
-            f"{'missing' if rows is None else 'given'}. Where parameters vary along the data plate, say with "
-            "what: pass covariates=the name of the model's argument that holds the covariates; otherwise leave it out.",
-        )
+        how = "pass covariates=the name of the model's argument that holds the covariates"
+        check_data_points(self.site, self.data, self.simulator, rows, how)
         checks.require(
             rows is None or len(rows) == len(self.observed),
             f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(rows)}.",

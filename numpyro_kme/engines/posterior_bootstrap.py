@@ -215,20 +215,13 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
 
     def _problem(self, rng_key, iid: IidModel, loss: Loss, data, starts: np.ndarray) -> BootstrapProblem:
         """The bootstrap of a squared distance, with parameters in units of the prior."""
-        simulator = iid.one_call()
-        have, want = iid.data.shape[1:], simulator.event_shape
-        checks.require(
-            have == want,
-            f"one data point has shape {have} and one simulated point {want}; they must agree. Change the "
-            "simulator's output, or the axis of the data that the plate runs over.",
-        )
         center = np.median(starts, axis=0)
         low, high = np.quantile(starts, [0.16, 0.84], axis=0)
         width = np.where(high > low, 0.5 * (high - low), 1.0)
         prior = (starts - center) / width
         box = np.where(iid.bounded, REACH * np.quantile(prior, [0.05, 0.95], axis=0), [[-np.inf], [np.inf]])
         return BootstrapProblem(
-            simulate=PointSimulator(partial(_arguments, iid, center, width), simulator, self.plan),
+            simulate=PointSimulator(partial(_arguments, iid, center, width), iid.one_call(), self.plan),
             loss=loss,
             data=data,
             fit_proportion=getattr(loss, "fit_proportion", False),

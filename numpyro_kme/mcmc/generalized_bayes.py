@@ -16,7 +16,7 @@ from numpyro_kme._core.host import full_precision
 from numpyro_kme.likelihoods.distribution import RealValued
 from numpyro_kme.losses.base import Family, Loss, Nodes
 from numpyro_kme.losses.mmd import MMD
-from numpyro_kme.mcmc.noise import CommonNoise, NoisePolicy, is_even
+from numpyro_kme.mcmc.noise import CommonNoise, NoisePolicy, check_data_points, is_even
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Call, observed_simulator
 
@@ -179,21 +179,11 @@ def _check_site(msg, simulator: Simulator, covariates) -> None:
         f"it has the plates {[(frame.name, frame.size) for frame in frames]} and batch shape {simulator.batch_shape}.",
     )
     checks.require(
-        np.shape(msg["value"])[1:] == simulator.event_shape,
-        f"One data point at site {name!r} has shape {np.shape(msg['value'])[1:]} and one simulated point "
-        f"{simulator.event_shape}; they must agree.",
-    )
-    checks.require(
         checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights),
         f"Site {name!r} is masked or scaled, which a joint loss cannot be entry by entry. Leave those data out, or "
         "change `weight`.",
     )
-    checks.require(
-        (simulator.groups not in ((), (1,))) == (covariates is not None),
-        f"The parameters of simulator `{simulator.name}` at site {name!r} have batch shape {simulator.groups} and "
-        f"covariates are {'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, "
-        f"say with what: covariates={{{name!r}: array}}; otherwise leave them out.",
-    )
+    check_data_points(name, msg["value"], simulator, covariates, f"covariates={{{name!r}: array}}")
     checks.require(
         checks.is_concrete(msg["value"]),
         f"The observation at {name!r} is traced by JAX; a loss is bound to data that are known. Pass them to the model "

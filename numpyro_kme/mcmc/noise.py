@@ -175,6 +175,23 @@ class FreshNoise(NoisePolicy):
         return Nodes(jnp.moveaxis(parts, 0, 1).reshape(self.repeats, self.num_simulations, *parts.shape[3:]))
 
 
+def check_data_points(site: str, data: Any, simulator: Simulator, covariates: Any, how: str) -> None:
+    """Require data `(n, *event)` that one call each could give, and covariates where these have parameters of their
+    own; `how` says how covariates are given."""
+    have, want = np.shape(data)[1:], simulator.event_shape
+    checks.require(
+        have == want,
+        f"One data point at site {site!r} has shape {have} and one simulated point {want}; they must agree. Change the "
+        "simulator's output, or the axis of the data that the plate runs over.",
+    )
+    checks.require(
+        (simulator.groups not in ((), (1,))) == (covariates is not None),
+        f"The parameters of simulator `{simulator.name}` at site {site!r} have batch shape {simulator.groups} and "
+        f"covariates are {'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, "
+        f"say with what: {how}; otherwise leave them out.",
+    )
+
+
 def declared_noise(simulator: Simulator) -> dist.Distribution:
     """The distribution of the noise of one call.
 
