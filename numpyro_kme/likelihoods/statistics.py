@@ -159,12 +159,6 @@ class MarginalTransform:
     shift: Array
     scale: Array
 
-    @classmethod
-    def fit(cls, x: np.ndarray, centre: np.ndarray, width: np.ndarray) -> "MarginalTransform":
-        """With mean 0 and variance 1 of transformed statistics `(m, ..., n)`."""
-        v = np.arcsinh((x - centre) / width)
-        return cls(centre, width, v.mean(axis=0), v.std(axis=0))
-
     def __call__(self, x: Any, xp: Any = jnp) -> Any:
         """Raw statistics `(..., n)` to transformed ones, by JAX or NumPy."""
         return (xp.arcsinh((x - self.centre) / self.width) - self.shift) / self.scale

@@ -6,7 +6,8 @@ from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 import numpyro_kme as kme
-from numpyro_kme.likelihoods.residual.location_scale import RegressionData, log_tails, loss
+from numpyro_kme.likelihoods.residual import location_scale as ls
+from numpyro_kme.likelihoods.residual.location_scale import Location
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
 
@@ -19,21 +20,18 @@ def smoothness(rng):
 @pytest.mark.parametrize("points", [4, 15])
 def test_gradients_by_hand_agree_with_finite_differences(rng, smoothness, points):
     z, e, noise, size = (rng.normal(size=shape) for shape in ((15, 2), 15, 15, 15))
-    x = np.where(np.arange(15) == 3, 40.0, z[:, 0] + 0.3 * e)
-    inputs, targets = Inputs(z, z[:points]), RegressionData(x, log_tails(x), noise**2, size**2)
-    flat, unpack = ravel_pytree(smoothness)
+    x = np.where(np.arange(15) == 3, 40.0, np.exp(z[:, 0] + 0.3 * e))
+    inputs, at = Inputs(z, z[:points]), Location(smoothness, -0.2, -1.0)
+    loss = lambda location: ls.location_loss(location, inputs, x, noise**2, size**2)  # noqa: E731
+    flat, unpack = ravel_pytree(at)
     flat = np.asarray(flat)
 
     def differences(step):
         steps = step * np.eye(len(flat))
-        return np.array(
-            [np.subtract(*(loss(unpack(flat + way * e), inputs, targets)[0] for way in (1, -1))) for e in steps]
-        ) / (2.0 * step)
+        return np.array([loss(unpack(flat + e))[0] - loss(unpack(flat - e))[0] for e in steps]) / (2.0 * step)
 
     extrapolated = (4.0 * differences(3e-4) - differences(6e-4)) / 3.0  # nearly singular matrices round smaller steps
-    np.testing.assert_allclose(
-        ravel_pytree(loss(smoothness, inputs, targets)[1])[0], extrapolated, rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(ravel_pytree(loss(at)[1])[0], extrapolated, rtol=1e-5, atol=1e-5)
 
 
 def test_a_statistic_without_noise_is_known_to_a_thousandth():

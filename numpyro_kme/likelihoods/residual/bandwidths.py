@@ -51,8 +51,8 @@ CANDIDATES = {
 }
 """Values that are tried in turn; `beta` in units of the root of the number of coordinates."""
 
-BEGIN = Bandwidths(2.0, 0.1, 0.5, 0.25)
-"""Where the search begins, in which each hyperparameter climbs, value by value, given the others."""
+BEGIN, SWEEPS = Bandwidths(2.0, 0.1, 0.5, 0.25), 2
+"""Where the search begins; turns in which each hyperparameter climbs, value by value, given the others."""
 
 
 class LearntBandwidths(NamedTuple):
@@ -79,8 +79,9 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> LearntBandwidths:
         return np.sum([kernels.log_density(weights) for kernels in kernels_of(at.eps, at.sensitivity)], axis=0)
 
     score = cache(lambda at: float(np.mean(log_densities(at))))
-    for name, values in CANDIDATES.items():
-        now = _climb(now, name, values, score)
+    for _ in range(SWEEPS):
+        for name, values in CANDIDATES.items():
+            now = _climb(now, name, values, score)
     kernels, weights = kernels_of(now.eps, now.sensitivity), weights_of(now.beta, now.lam)
     gaps = [part.log_tails - part.log_mixture(weights) for part in kernels]
     tail_weights = np.array([mixing_proportion(gap, (PRIOR_COUNT, 0.0)) for gap in gaps])

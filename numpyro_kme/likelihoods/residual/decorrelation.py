@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import solves
 from numpyro_kme._core.host import in_parallel
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.location_scale import explained, fit_statistics, winsorised_rms
+from numpyro_kme.likelihoods.residual.location_scale import Location, explained, fit_statistics, winsorised_rms
 from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
@@ -131,7 +131,9 @@ def fit_curves(
     tried = 1 + np.flatnonzero(np.array(share) > 0.0)
     if not len(tried):
         return None
-    fits = fit_statistics(steps, replace(at, used=known[tried]), rows, targets[tried])
+    start = Location(Smoothness.start(at.dim, linear=0.1, length=1.0, noise=0.9), 0.0, 0.0)
+    starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(tried), *np.shape(leaf))), start)
+    fits = fit_statistics(steps, replace(at, used=known[tried]), rows, targets[tried], starts, transform=False)
     added = fits.improvements.sum(axis=0) - np.log(spread[tried])
     kept = tried[added > WORTH]
     if not len(kept):

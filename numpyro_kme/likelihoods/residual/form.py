@@ -18,11 +18,11 @@ from numpyro_kme.likelihoods.extrapolation import Region, Repeats
 from numpyro_kme.likelihoods.residual.bandwidths import BEGIN, Bandwidths, learn, log_densities_at, mixing_proportion
 from numpyro_kme.likelihoods.residual.decorrelation import WORTH, TriangularMap, fit_curves, fit_triangular_map
 from numpyro_kme.likelihoods.residual.density import KernelMixture, ResidualDensity
-from numpyro_kme.likelihoods.residual.location_scale import fit_statistics
+from numpyro_kme.likelihoods.residual.location_scale import fit_statistics, start_locations
 from numpyro_kme.likelihoods.residual.smoothness import Inputs
 from numpyro_kme.likelihoods.residual.support import fit_support_bounds
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, ResidualSurrogate, Standardisation
-from numpyro_kme.likelihoods.statistics import StatisticsTransform, jitter_ties
+from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform, jitter_ties
 
 MOST_PAIRS = 500
 """Bandwidths are learnt from the pairs of at most this many simulations: weights take the cube of their number."""
@@ -132,10 +132,14 @@ class ResidualKernelMeans(Form):
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
         zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
-        marginals, functions, residuals, gained = fit_statistics(self.steps, at, rows, _clipped(bounded).T, zero)
+        clipped = _clipped(bounded)
+        starts, _ = start_locations(at.coarse[rows], clipped[rows].T, zero)
+        location, functions, residuals, gained = fit_statistics(self.steps, at, rows, clipped.T, starts)
+        v = location.transformed(clipped.T)
+        marginals = MarginalTransform(location.centre, np.exp(location.log_width), v.mean(axis=1), v.std(axis=1))
         standardisation = Standardisation(support, marginals, functions)
         information = standardisation.information(standard[first[:300]], z[first[:300]])
-        still = np.zeros(standard.shape[1], bool)
+        still = np.zeros(len(v), bool)
         learnt = self.dependence(z, residuals, still)
         statistics = np.asarray(marginals(bounded, np))
         other = self._as_they_are(z, statistics, residuals, gained.sum(axis=0), learnt)

@@ -1,4 +1,4 @@
-"""Location and scale of a statistic given the coordinates, after a marginal transformation that is chosen with them."""
+"""Location and scale of a statistic given the coordinates, after a marginal transformation that is learnt with them."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,85 +9,144 @@ import numpy as np
 
 from numpyro_kme._core.host import in_parallel
 from numpyro_kme._core.solves import median_absolute_deviation
+from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions
-from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Smoothness
-from numpyro_kme.likelihoods.statistics import MarginalTransform
+from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
+from numpyro_kme.likelihoods.statistics import log_cosh
 
-STRAIGHT, WIDTHS = 50.0, np.geomspace(0.003, 10.0, 12)
-"""Width of a transformation that is a straight line over the bulk of the statistic, in its standard deviations, and
-those of the curved ones that are tried."""
+STRAIGHT = 50.0
+"""Width of a transformation that is a straight line over the bulk of the statistic, in its standard deviations."""
+
+UNCHANGED = 1e4
+"""Width of one that is a straight line everywhere."""
+
 
 DEFENSIVE = 0.02
 """Weight of a heavy-tailed component (Cauchy, of the statistic's scale) in the score: one outlier teaches nothing."""
 
-MOVES = 2
-"""Moves of a marginal transformation in each of the first two turns."""
 
-LOG_NOISE = -7.0, 1.5
-"""Box of the log standard deviation of the noise of a location, in standard deviations of its target."""
+SHRINK = 0.1
+"""Least factor of a start's amplitudes and noise: those of a statistic without noise stay well inside their box."""
 
 
-def transformations(x: np.ndarray, natural_zero: np.ndarray | None) -> MarginalTransform:
-    """The marginal transformations that are tried for each statistic, `(n, k)`: a straight line, and curves around the
-    middle, the ends and a zero that all values are beyond.
+@register
+class Location:
+    """Hyperparameters of the locations of some statistics, one for each leading axis `...`.
 
-    Args:
-        x: Statistics, `(n, m)`, in their robust standard deviations.
-        natural_zero: Raw zero in the same units, `(n,)`; where left out statistics stay as they are.
+    Attributes:
+        smoothness: Hyperparameters of the regressions.
+        centre: Centres of the marginal transformations, in robust standard deviations of the statistic, `(...)`.
+        log_width: Logarithms of their widths, in the same units, `(...)`.
     """
-    centre, width = np.zeros((len(x), 1)), np.full((len(x), 1), STRAIGHT)
-    if natural_zero is not None:
-        low, high = x.min(axis=1), x.max(axis=1)
-        one_sided = (np.abs(natural_zero) < 20.0) & ((natural_zero <= low) | (natural_zero >= high))
-        middles = np.stack([np.zeros(len(x)), low, high, np.where(one_sided, natural_zero, 0.0)], axis=1)
-        centre = np.append(centre, np.repeat(middles, len(WIDTHS), axis=1), axis=1)
-        width = np.append(width, np.tile(WIDTHS, (len(x), middles.shape[1])), axis=1)
-    return MarginalTransform.fit(x.T[..., None], centre, width)
+
+    smoothness: Any
+    centre: Any
+    log_width: Any
+
+    @classmethod
+    def bounds(
+        cls, at: Inputs, transform: bool, log_noise: tuple[float, float] = (-7.0, 1.5)
+    ) -> tuple["Location", "Location"]:
+        """Box of the search; without `transform` the transformation stays a straight line."""
+        low, high = Smoothness.bounds(at, log_noise)
+        if not transform:
+            return cls(low, 0.0, np.log(UNCHANGED)), cls(high, 0.0, np.log(UNCHANGED))
+        return cls(low, -20.0, -12.0), cls(high, 20.0, np.log(STRAIGHT) + 2.0)
+
+    def penalty(self) -> tuple[np.ndarray, "Location"]:
+        """Minus the log prior, mild and in favour of straight lines, and its gradient."""
+        smoothness, gradient = self.smoothness.penalty()
+        value = smoothness + 0.3 * np.log1p(np.exp(-self.log_width)) + 0.02 * np.square(self.centre)
+        return value, Location(gradient, 0.04 * self.centre, -0.3 / (1.0 + np.exp(self.log_width)))
+
+    def curvature(self, size: int) -> "Location":
+        """About the second derivatives of the loss of `size` simulations."""
+        half, width = 0.5 * size, np.square(np.exp(self.log_width))
+        return Location(self.smoothness.curvature(size), half / (1.0 + width), np.full(np.shape(width), half))
+
+    def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
+        """Regress the transformed statistics `(..., m)` on the coordinates."""
+        return self.smoothness.regress(at, noise, self.target(x))
+
+    def target(self, x: np.ndarray) -> np.ndarray:
+        """Targets of the regressions, of statistics `(..., m)`."""
+        return standardised(self.transformed(x))[0]
+
+    def transformed(self, x: np.ndarray) -> np.ndarray:
+        """Statistics `(..., m)` after the marginal transformations, `arcsinh((x - centre) / width)`."""
+        return np.arcsinh((x - np.asarray(self.centre)[..., None]) / np.exp(self.log_width)[..., None])
 
 
-def nearby(marginals: MarginalTransform, x: np.ndarray) -> MarginalTransform:
-    """Each of `n` transformations itself, and those whose centre is half a width, or whose width is a factor, away,
-    `(n, 9)`."""
-    shifts, factors = (part.ravel() for part in np.meshgrid([0.0, -0.5, 0.5], [1.0, 0.7, 1.4]))
-    centre, width = np.asarray(marginals.centre)[:, None], np.asarray(marginals.width)[:, None]
-    return MarginalTransform.fit(x.T[..., None], centre + shifts * width, factors * width)
+def standardised(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values `(..., m)` to mean 0 and variance 1, and the standard deviations `(..., 1)`."""
+    deviation = np.std(v, axis=-1, keepdims=True)
+    return (v - np.mean(v, axis=-1, keepdims=True)) / deviation, deviation
 
 
-def start(at: Inputs, x: np.ndarray, tried: MarginalTransform) -> tuple[Smoothness, MarginalTransform, np.ndarray]:
-    """Begin for each statistic with the best of a grid of regressions and of the transformations that are tried;
-    return its mean held-out log density too, `(n,)`.
+def learn_location(
+    location: Location,
+    at: Inputs,
+    x: np.ndarray,
+    noise: np.ndarray,
+    score_noise: np.ndarray,
+    steps: int,
+    bounds: tuple[Location, Location],
+    inverses: np.ndarray | None = None,
+) -> tuple[Location, np.ndarray]:
+    """Maximise the held-out log density of each raw statistic, normal after the transformation, plus log priors.
 
     Args:
+        location: Where to start, for `n` statistics.
         at: Coordinates.
         x: Statistics, `(n, m)`, in their robust standard deviations.
-        tried: The transformations, `(n, k)`.
-    Cost: eight factorisations, whatever the number of statistics and transformations.
+        noise: Relative noise variance of each simulation in the regression, `(n, m)`.
+        score_noise: Relative noise variance in the score, `(n, m)`: `noise` without the weights of outliers.
+        steps: Iterations.
+        bounds: Box of the search.
+        inverses: Inverse Hessians of an earlier search, `(n, p, p)`.
+    Returns:
+        Where each maximum is, and the last inverse Hessians.
     """
-    shapes = ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5))
-    grid = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for rbf, length in shapes for noise in (0.1, 0.8)]
-    found = [_best(smoothness.regress(at, np.ones(len(at)), x[0]).held_out, x, tried) for smoothness in grid]
-    marginals, scores, variances = zip(*found)
-    best, every = np.argmax(scores, axis=0), np.arange(len(x))
-    factors = np.sqrt(np.array(variances)[best, every])
-    chosen = [grid[j].times(factor) for j, factor in zip(best, factors)]
-    take = lambda *leaves: np.stack(leaves)[best, every]  # noqa: E731
-    smoothness = jax.tree.map(lambda *leaves: np.stack(leaves), *chosen)
-    return smoothness, jax.tree.map(take, *marginals), np.array(scores)[best, every]
+    least = location.smoothness.enough(at)
+    if inverses is None:
+        inverses = np.eye(ravel(location, 1).shape[1]) / ravel(location.curvature(x.shape[-1]), 1)[:, :, None]
+    some = lambda location, rows: location_loss(location, least, x[rows], noise[rows], score_noise[rows])  # noqa: E731
+    return descend_all(some, location, bounds, steps, inverses)
 
 
-def _best(ridge: Ridge, x: np.ndarray, tried: MarginalTransform) -> tuple[MarginalTransform, np.ndarray, np.ndarray]:
-    """The transformation of each statistic with the highest mean held-out log density by a regression, at a robust
-    overall variance; this score and this variance, `(n,)` both."""
-    columns = x.T[..., None]
-    targets, log_slopes = (np.moveaxis(of(columns, np), 0, -1) for of in (tried, tried.log_slope))
-    squares = np.square(ridge.solve_rows(targets)) / ridge.diagonal[..., None, :]
-    middle = np.median(squares, axis=-1, keepdims=True) / 0.455
-    overall = np.mean(np.minimum(squares, 16.0 * middle), axis=-1, keepdims=True)
-    normal = log_normal(squares, overall) + 0.5 * np.log(ridge.diagonal)[..., None, :]
-    scores = np.mean(np.logaddexp(np.log1p(-DEFENSIVE) + normal + log_slopes, log_tails(x)[:, None]), axis=-1)
-    every, best = np.arange(len(x)), np.argmax(scores, axis=1)
-    return jax.tree.map(lambda leaf: leaf[every, best], tried), scores[every, best], overall[every, best, 0]
+def location_loss(
+    location: Location, at: Inputs, x: np.ndarray, noise: np.ndarray, score_noise: np.ndarray
+) -> tuple[np.ndarray, Location]:
+    """Minus the held-out log density and the log prior, `(...)`, and its gradient."""
+    smoothness, width = location.smoothness, np.exp(location.log_width)
+    v = location.transformed(x)
+    target, scale = standardised(v)
+    found = smoothness.regress(at, noise, target)
+    own = np.exp(2.0 * smoothness.noise)[..., None] * (score_noise - noise)
+    variance, residual = found.held_out.variance + own, found.held_out.residual
+    normal = log_normal(np.square(residual), variance) - log_cosh(v, np) - np.log(width[..., None] * scale)
+    log_density, responsibility = log_mixture_with_cauchy(normal, x)
+    ratio = residual / variance
+    of_variance = 0.5 * responsibility * (1.0 / variance - np.square(ratio))
+    of_smoothness, of_target = found.gradient(responsibility * ratio, of_variance)
+    of_v = (of_target - _mean(of_target) - target * _mean(of_target * target)) / scale
+    slope_of_log, total = np.tanh(v), responsibility.sum(axis=-1)
+    of_v += responsibility * slope_of_log + total[..., None] * target / (x.shape[-1] * scale)
+    penalty, slope = location.penalty()
+    gradient = Location(
+        replace(
+            jax.tree.map(np.add, slope.smoothness, of_smoothness),
+            noise=of_smoothness.noise + 2.0 * np.sum(of_variance * own, axis=-1),
+        ),
+        slope.centre - np.sum(of_v / np.cosh(v), axis=-1) / width,
+        slope.log_width - np.sum(of_v * slope_of_log, axis=-1) + total,
+    )
+    return penalty - log_density.sum(axis=-1), gradient
+
+
+def _mean(values):
+    return np.mean(values, axis=-1, keepdims=True)
 
 
 def log_normal(squares: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -95,62 +154,60 @@ def log_normal(squares: np.ndarray, variance: np.ndarray) -> np.ndarray:
     return -0.5 * (squares / variance + np.log(2.0 * np.pi * variance))
 
 
-def log_tails(x: np.ndarray) -> np.ndarray:
-    """Log of the heavy-tailed component, with its weight, at statistics `x`."""
-    return np.log(DEFENSIVE / np.pi) - np.log1p(np.square(x))
+def log_mixture_with_cauchy(log_density: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the mixture with a Cauchy distribution at statistics `x`, and the responsibility of `log_density`."""
+    # log densities above this count as this: their exponential is finite
+    own = (1.0 - DEFENSIVE) * np.exp(np.minimum(log_density, 700.0))
+    mixture = own + DEFENSIVE / np.pi / (1.0 + np.square(x))
+    return np.log(mixture), own / mixture
 
 
-class RegressionData(NamedTuple):
-    """The data that regressions of `n` statistics are learnt from.
+def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray) -> tuple[Location, np.ndarray]:
+    """Where to start for each statistic: the best of a grid of transformations and regressions by their mean held-out
+    log density, `(n,)`, which is returned too.
 
-    Attributes:
-        values: Transformed statistics, of mean 0 and variance 1, `(n, m)`.
-        log_tails: Log of the heavy-tailed component, with its weight, as a density of these, `(n, m)`.
-        noise: Relative noise variance of each simulation in the regression, `(n, m)`.
-        score_noise: Relative noise variance in the score, `(n, m)`: `noise` without the weights of outliers.
+    Args:
+        at: Coordinates.
+        x: Statistics, `(n, m)`, in their robust standard deviations.
+        natural_zero: Raw zero in the same units, `(n,)`.
+    Cost: twelve factorisations in all, whatever the number of statistics and transformations.
     """
-
-    values: np.ndarray
-    log_tails: np.ndarray
-    noise: np.ndarray
-    score_noise: np.ndarray
-
-
-def learn_smoothness(
-    smoothness: Smoothness,
-    at: Inputs,
-    targets: RegressionData,
-    steps: int,
-    log_noise: tuple[float, float],
-    inverses: np.ndarray | None,
-) -> tuple[Smoothness, np.ndarray]:
-    """Maximise the held-out log density of each target, normal, plus log priors, from where `smoothness` is.
-
-    Return the maxima, and the last inverse Hessians, `(n, p, p)`; `inverses` are those of an earlier search.
-    """
-    enough, size = smoothness.enough(at), targets.values.shape[1]
-    if inverses is None:
-        inverses = np.eye(ravel(smoothness, 1).shape[1]) / ravel(smoothness.curvature(size), 1)[:, :, None]
-
-    def some(smoothness, rows):
-        return loss(smoothness, enough, RegressionData(*(part[rows] for part in targets)))
-
-    return descend_all(some, smoothness, Smoothness.bounds(at, log_noise), steps, inverses)
+    shapes = ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5))
+    tries = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for rbf, length in shapes for noise in (0.1, 0.3, 0.8)]
+    ridges = [smoothness.regress(at, np.ones(len(at)), x[0]).held_out for smoothness in tries]
+    found = in_parallel(partial(_best_start, tries, ridges), zip(x, natural_zero, strict=True))
+    locations, scores = zip(*found)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *locations), np.array(scores)
 
 
-def loss(smoothness: Smoothness, at: Inputs, targets: RegressionData) -> tuple[np.ndarray, Smoothness]:
-    """Minus the held-out log density and the log prior, `(n,)`, and its gradient."""
-    found = smoothness.regress(at, targets.noise, targets.values)
-    own = np.exp(2.0 * smoothness.noise)[..., None] * (targets.score_noise - targets.noise)
-    variance, residual = found.held_out.variance + own, found.held_out.residual
-    normal = np.log1p(-DEFENSIVE) + log_normal(np.square(residual), variance)
-    log_density = np.logaddexp(normal, targets.log_tails)
-    responsibility, ratio = np.exp(normal - log_density), residual / variance
-    of_variance = 0.5 * responsibility * (1.0 / variance - np.square(ratio))
-    penalty, slope = smoothness.penalty()
-    gradient = jax.tree.map(np.add, slope, found.gradient(responsibility * ratio, of_variance))
-    noise = gradient.noise + 2.0 * np.sum(of_variance * own, axis=-1)
-    return penalty - log_density.sum(axis=-1), replace(gradient, noise=noise)
+def _best_start(tries, ridges, pair):
+    """Where to start for one statistic and its natural zero, and the score there."""
+    centres, log_widths = _transformations(*pair)
+    lines = Location(None, centres, log_widths)
+    found, overall = map(np.stack, zip(*(_scores(ridge, lines, pair[0]) for ridge in ridges)))
+    j, k = np.unravel_index(np.argmax(found), found.shape)
+    return Location(tries[j].times(max(SHRINK, np.sqrt(overall[j, k]))), centres[k], log_widths[k]), found[j, k]
+
+
+def _transformations(column: np.ndarray, zero: float) -> tuple[np.ndarray, np.ndarray]:
+    """Centres and log widths, `(k,)` each, of a straight line, and of curves around the middle, the ends and a zero
+    that all values are beyond."""
+    one_sided = abs(zero) < 20.0 and (zero <= column.min() or zero >= column.max())
+    middles = [0.0, column.min(), column.max(), *([zero] if one_sided else [])]
+    centres, widths = np.meshgrid(middles, np.geomspace(0.003, 10.0, 12), indexing="ij")
+    return np.append(0.0, centres), np.log(np.append(STRAIGHT, widths))
+
+
+def _scores(ridge: Ridge, lines: Location, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean held-out log density of a statistic by transformation, `(k,)`, at a robust overall variance, and this."""
+    v = lines.transformed(column)
+    targets, scale = standardised(v)
+    squares = np.square(ridge.solve_rows(targets)) / ridge.diagonal
+    middle = np.median(squares, axis=1, keepdims=True) / 0.455
+    overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
+    log_slopes = -log_cosh(v, np) - np.log(scale) - lines.log_width[:, None]
+    normal = log_normal(squares, overall) + 0.5 * np.log(ridge.diagonal) + log_slopes
+    return np.mean(log_mixture_with_cauchy(normal, column)[0], axis=1), overall[:, 0]
 
 
 DEGREES = 5.0
@@ -158,11 +215,6 @@ DEGREES = 5.0
 
 INFORMATION = 2.0 * DEGREES / (DEGREES + 3.0)
 """Fisher information of the log scale in one residual of that likelihood; 2 for a Gaussian one."""
-
-
-def same_for_all(smoothness: Smoothness, n: int) -> Smoothness:
-    """Hyperparameters `n` times over, for as many regressions."""
-    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), smoothness)
 
 
 def winsorised_rms(residuals: np.ndarray) -> np.ndarray:
@@ -187,7 +239,8 @@ class ScaleFunction:
 
     def __init__(self, dim: int, n: int, size: int):
         """Before the first fit: the same for all of `size` residuals of `n` statistics."""
-        self.smoothness = same_for_all(Smoothness.start(dim, noise=1.0), n)
+        start = Location(Smoothness.start(dim, noise=1.0), 0.0, np.log(UNCHANGED))
+        self.location = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), start)
         self.fitted, self.held_out = np.zeros((n, size)), np.zeros((n, size))
         self.offset, self.spread, self.inverses = np.zeros((n, 1)), np.ones((n, 1)), None
         self.last: Any = None
@@ -208,10 +261,11 @@ class ScaleFunction:
         x = (target - self.offset) / self.spread
         noise = np.broadcast_to(1.0 / INFORMATION / np.square(self.spread), x.shape)
         if steps:
-            targets = RegressionData(x, log_tails(x), noise, noise)
-            learnt = learn_smoothness(self.smoothness, at, targets, steps, (0.0, 0.0), self.inverses)
-            self.smoothness, self.inverses = learnt
-        self.last = self.smoothness.regress(self.smoothness.enough(at), noise, x)
+            bounds = Location.bounds(at, False, (0.0, 0.0))
+            learnt = learn_location(self.location, at, x, noise, noise, steps, bounds, self.inverses)
+            self.location, self.inverses = learnt
+        smoothness = self.location.smoothness
+        self.last = smoothness.regress(smoothness.enough(at), noise, x)
         predictions, noise = self.last.held_out, (1.0 + JITTER) * noise
         self.held_out, self.fitted = (
             target - self.spread * rest for rest in (predictions.residual, noise * predictions.alpha)
@@ -240,17 +294,17 @@ ROUNDED = 1.25
 
 
 class Fits(NamedTuple):
-    """Statistics as they are fitted: marginal transformations, locations and then log scales as simple as `NEGLIGIBLE`
-    lets them be, held-out residuals, `(m, n)`, and what both add to the held-out log score, `(2, n)`."""
+    """Statistics as they are fitted: hyperparameters of the locations, locations and then log scales as simple as
+    `NEGLIGIBLE` lets them be, held-out residuals, `(m, n)`, and what both add to the held-out log score, `(2, n)`."""
 
-    marginals: MarginalTransform
+    location: Location
     functions: RidgeFunctions
     residuals: np.ndarray
     improvements: np.ndarray
 
 
 def fit_statistics(
-    steps: int, at: Inputs, rows: np.ndarray, x: np.ndarray, natural_zero: np.ndarray | None = None
+    steps: int, at: Inputs, rows: np.ndarray, x: np.ndarray, start: Location, transform: bool = True
 ) -> Fits:
     """Learn locations and scales, some statistics at a time, on `rows` with some inducing points, and again with the
     noise found so, until that stays what it is; then fit all simulations.
@@ -260,37 +314,29 @@ def fit_statistics(
         at: Coordinates.
         rows: Simulations that hyperparameters are learnt from.
         x: Statistics, `(n, m)`, in their robust standard deviations.
-        natural_zero: As in `transformations`; where left out the search begins with little but noise.
+        start: Where the search begins.
+        transform: Whether marginal transformations are learnt.
     """
-    parts = in_parallel(partial(_fit_group, steps, at, rows, x, natural_zero), at.groups(len(x)))
-    marginals, functions, log_scales, residuals, improvements = zip(*parts)
-    marginals = jax.tree.map(lambda *leaves: np.concatenate(leaves), *marginals)
+    parts = in_parallel(partial(_fit_group, steps, transform, at, rows, x, start), at.groups(len(x)))
+    locations, functions, log_scales, residuals, improvements = zip(*parts)
+    location = jax.tree.map(lambda *leaves: np.concatenate(leaves), *locations)
     together = RidgeFunctions.together([*functions, *log_scales])
-    return Fits(marginals, together, np.concatenate(residuals).T, np.concatenate(improvements, axis=1))
+    return Fits(location, together, np.concatenate(residuals).T, np.concatenate(improvements, axis=1))
 
 
-def _fit_group(steps, at, rows, x, natural_zero, group):
-    """Marginal transformations, functions of locations and of log scales, residuals and improvements."""
-    at, x = at.group(group), x[group]
-    zero = None if natural_zero is None else natural_zero[group]
-    coarse, few = at.coarse[rows], x[:, rows]
-    tried = transformations(few, zero)
-    if zero is None:
-        smoothness = same_for_all(Smoothness.start(at.dim, linear=0.1, length=1.0, noise=0.9), len(x))
-        marginals = jax.tree.map(lambda leaf: leaf[:, 0], tried)
-    else:
-        smoothness, marginals, _ = start(coarse, few, tried)
-    scale = ScaleFunction(at.dim, *few.shape)
-    smoothness, marginals, _ = _in_turn(coarse, few, marginals, zero is not None, smoothness, scale, steps)
+def _fit_group(steps, transform, at, rows, x, start, group):
+    """Hyperparameters of locations, functions of locations and of log scales, residuals and improvements."""
+    at, x, start = at.group(group), x[group], jax.tree.map(lambda leaf: leaf[group], start)
+    scale = ScaleFunction(at.dim, *x[:, rows].shape)
+    location, _ = _in_turn(transform, at.coarse[rows], x[:, rows], start, scale, steps)
     scale.last = None  # of other simulations
-    marginals = MarginalTransform.fit(x.T, marginals.centre, marginals.width)
-    _, _, found = _in_turn(at, x, marginals, False, smoothness, scale, 0)
+    location, found = _in_turn(transform, at, x, location, scale, 0)
     residuals = found.held_out.residual * np.exp(-scale.held_out)
     rest, plain = winsorised_rms(residuals), winsorised_rms(found.held_out.residual)
     log_scale, size = np.log(rest), rest[:, None] * np.exp(scale.fitted)
     of_location = RidgeFunctions.of(found, NEGLIGIBLE * size)
     # with so little noise that a simplified function is off by more, residuals and scales are those of the function
-    off = (marginals(x.T, np) - of_location(at.z, np)).T / size
+    off = (location.target(x) - of_location(at.z, np).T) / size
     rounding = winsorised_rms(off)
     rounded = rounding > ROUNDED
     residuals = np.where(rounded[:, None], off / rounding[:, None], residuals / rest[:, None])
@@ -298,29 +344,29 @@ def _fit_group(steps, at, rows, x, natural_zero, group):
     log_scales = RidgeFunctions.of(scale.last, NEGLIGIBLE / scale.spread * np.ones(x.shape))
     log_scales = log_scales.combined(np.diag(scale.spread[:, 0]), scale.offset[:, 0] + log_scale)
     improvements = np.stack([-np.log(plain), np.log(plain / rest) - np.mean(scale.held_out, axis=1)])
-    return marginals, of_location, log_scales, residuals, improvements
+    return location, of_location, log_scales, residuals, improvements
 
 
-def _in_turn(at, x, marginals, moves, smoothness, scale, steps):
-    """Locations and log scales in turn until scales stay what they are: hyperparameters with so many iterations,
-    transformations, which may have moved, and the last regression."""
-    inverses, noise, size = None, np.ones(x.shape), np.ones(x.shape)
+def _in_turn(transform, at, x, location, scale, steps):
+    """Locations and log scales in turn until scales stay what they are: hyperparameters with so many iterations, and
+    the last regression."""
+    bounds, inverses = Location.bounds(at, transform), None
+    noise = size = np.ones(x.shape)
     for number in range(MOST_TURNS):
-        values = marginals(x.T, np).T
         if steps:
-            targets = RegressionData(values, log_tails(x) - marginals.log_slope(x.T, np).T, noise, size)
             now = steps // (1 if number == 0 else 2)
-            smoothness, inverses = learn_smoothness(smoothness, at, targets, now, LOG_NOISE, inverses)
-        found, before = smoothness.regress(smoothness.enough(at), noise, values), size
-        if moves and number < 2:  # turns that all statistics take
-            for _ in range(MOVES):
-                marginals, _, _ = _best(found.held_out, x, nearby(marginals, x))
-            found = found.again(marginals(x.T, np).T)
+            location, inverses = learn_location(location, at, x, noise, size, now, bounds, inverses)
+        found, before = location.fit(location.smoothness.enough(at), x, noise), size
         scale.update(at, found.held_out.residual, steps // 3)
         noise, size = _noise(found.held_out.residual, scale.held_out)
-        if number > 0 and np.all(np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE):
+        if number > 0 and _settled(size, before).all():
             break
-    return smoothness, marginals, found
+    return location, found
+
+
+def _settled(size, before) -> np.ndarray:
+    """Tell whether the logarithms of the scales of each statistic, of which these are the squares, have settled."""
+    return np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE
 
 
 def _noise(residuals, log_scale):

@@ -81,7 +81,7 @@ class Ridge:
 
     def adjoint(
         self, of_residual: np.ndarray, of_variance: np.ndarray, last: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Derivatives from those by the held-out residuals and variances.
 
         Args:
@@ -89,8 +89,8 @@ class Ridge:
             last: The last rows of a matrix `P` that is zero but for them, `(..., k, k)`, lower triangular.
         Returns:
             With the derivative `H` by the factor `F`, `N^{1/2} H P`, `(..., m, k)`, and `F' H`, `(..., r, r)`, whose
-            diagonal holds those by the logarithms of the columns' amplitudes; and those by the logarithm of a common
-            factor of the noise variances, `(...)`.
+            diagonal holds those by the logarithms of the columns' amplitudes; those by the logarithm of a common factor
+            of the noise variances, `(...)`, and by the target, `(..., m)`.
         """
         half, inverse, coefficients = self.half, self.inverse_root, self.coefficients
         of_target = self.again(of_residual * self.variance).alpha
@@ -110,7 +110,7 @@ class Ridge:
         columns -= solved @ (np.stack([coefficients[..., start:], other[..., start:]], axis=-2) @ last)
         crossed = other[..., :, None] * coefficients[..., None, :]
         of_noise = of_noise - np.sum(solved[..., 0] * solved[..., 1], axis=-1)
-        return columns, 2.0 * inner - crossed - crossed.mT, of_noise
+        return columns, 2.0 * inner - crossed - crossed.mT, of_noise, of_target
 
     def _onto_columns(self, values):
         return ((values * self.root)[..., None, :] @ self.scaled)[..., 0, :]

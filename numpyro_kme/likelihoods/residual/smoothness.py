@@ -220,10 +220,10 @@ class Regression:
         """Regress other targets, `(..., m)`: nothing is factorised."""
         return replace(self, held_out=self.held_out.again(target))
 
-    def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> Smoothness:
-        """Derivatives by hyperparameters from those by held-out residuals and variances, `(..., m)`."""
+    def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[Smoothness, np.ndarray]:
+        """Derivatives by hyperparameters and targets, `(..., m)`, from those by held-out residuals and variances."""
         kernels, hyper, at = len(self.at.inducing_points), self.smoothness, self.at
-        of_near, products, of_noise = self.held_out.adjoint(of_residual, of_variance, self.root)
+        of_near, products, of_noise, of_target = self.held_out.adjoint(of_residual, of_variance, self.root)
         amplitudes, variance = np.linalg.diagonal(products), np.exp(2.0 * hyper.noise)
         of_among = self.root.mT @ products[..., -kernels:, -kernels:] @ self.root
         of_among *= -0.5 * np.exp(-2.0 * hyper.rbf)[..., None, None]
@@ -234,7 +234,7 @@ class Regression:
         length = np.exp(-2.0 * hyper.length) * squares
         noise = 2.0 * of_noise * variance / (variance + JITTER)
         linear, rbf = amplitudes[..., 1:-kernels], amplitudes[..., -kernels:].sum(axis=-1)
-        return Smoothness(linear, rbf, length, noise)
+        return Smoothness(linear, rbf, length, noise), of_target
 
     def weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Intercepts `(...)` of the fitted functions, and weights of features `(..., 2 D)` and kernels `(..., r)`."""

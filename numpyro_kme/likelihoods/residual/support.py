@@ -23,7 +23,7 @@ import scipy
 from numpyro_kme._core.host import in_parallel
 from numpyro_kme._core.solves import Array, robust_standard_deviation
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.location_scale import explained, start, transformations
+from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
 from numpyro_kme.likelihoods.residual.ridge import features
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 from numpyro_kme.likelihoods.statistics import log_cosh
@@ -200,6 +200,6 @@ def robust_line(columns: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndar
 def _score(at, s, rows):
     """Mean held-out log density of a statistic `(m,)` on `rows`, after the best marginal transformation."""
     centre, scale = np.median(s), robust_standard_deviation(s)
-    column = np.clip((s[rows] - centre) / scale, -20.0, 20.0)[None]
-    _, _, scores = start(at.coarse[rows], column, transformations(column, np.array([-centre / scale])))
+    column = np.clip((s[rows] - centre) / scale, -20.0, 20.0)
+    _, scores = start_locations(at.coarse[rows], column[None], np.array([-centre / scale]))
     return scores[0] - np.log(scale)
