@@ -74,7 +74,7 @@ def test_effective_sample_size():
     [
         lambda: kme.embeddings.Quadratic(Gaussian(0.8)),
         lambda: kme.embeddings.LinearTime(Gaussian(0.8)),
-        lambda: kme.embeddings.Fourier.draw(KEY, Gaussian(0.8), 1, 20_000),
+        pytest.param(lambda: kme.embeddings.Fourier.draw(KEY, Gaussian(0.8), 1, 20_000), marks=pytest.mark.slow),
     ],
     ids=["quadratic", "linear", "fourier"],
 )

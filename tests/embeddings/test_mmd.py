@@ -38,7 +38,11 @@ def random_weights(rng, n):
 @pytest.mark.x64
 @pytest.mark.parametrize(
     ("dim", "sizes", "unbiased"),  # by differences or by products; one tile, or several, partly filled
-    [(1, (7, 5), True), (3, (7, 5), False), (1, (300, 620), False), (3, (300, 620), True)],
+    [
+        (1, (7, 5), True),
+        (3, (300, 620), True),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in ((3, (7, 5), False), (1, (300, 620), False))),
+    ],
 )
 def test_matches_a_double_loop(dim, sizes, unbiased, rng):
     x, y = (rng.normal(size=(n, dim)) + shift for n, shift in zip(sizes, (0.0, 0.3), strict=True))

@@ -84,6 +84,7 @@ def test_low_rank_by_hand(rough):
     np.testing.assert_allclose(likelihood.log_largest, np.log(fitted), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_traced_and_in_single_precision(rough):
     traced = jax.jit(lambda y: on_points(rough.at(y), POINTS))(Y)

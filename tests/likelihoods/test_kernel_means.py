@@ -112,6 +112,7 @@ def test_positive_version(surrogate):
         assert (np.sum(slope * (likelihood.centre - z), axis=1) > 0).all()
 
 
+@pytest.mark.slow
 def test_sessions_in_single_precision():
     """Fits are the same to the last digits, evaluation is in float32, traced observations included."""
     z, x, y = Z.copy(), X.copy(), Y.copy()

@@ -138,6 +138,7 @@ def in_plates(simulator):
     return run
 
 
+@pytest.mark.slow
 def test_plates_masks_scales_and_events():
     args = (random.normal(random.key(0), (3, 2)), random.normal(random.key(1), (4, 3, 2)))
     params = {"theta": jnp.array([0.3, -0.7]), "eta": jnp.arange(6.0).reshape(3, 2)}
