@@ -80,19 +80,15 @@ class Unconstrained(Recomputed):
 
     def flatten_rows(self, latents: Arrays) -> np.ndarray:
         """The vectors `(m, D)` of many points of the latents, `{site: (m, *shape)}`."""
-        return in_blocks(self._flatten, dict(latents))
+        return in_blocks(self._by_rows[0], dict(latents))
 
     def constrain_rows(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """The latents at many vectors `(m, D)`, `{site: (m, *shape)}`."""
-        return in_blocks(self._constrain, u)
+        return in_blocks(self._by_rows[1], u)
 
     @cached_property
-    def _flatten(self) -> Program:
-        return Program(jax.vmap(self.flatten))
-
-    @cached_property
-    def _constrain(self) -> Program:
-        return Program(jax.vmap(self.constrain))
+    def _by_rows(self) -> tuple[Program, Program]:
+        return Program(jax.vmap(self.flatten)), Program(jax.vmap(self.constrain))
 
     def constrain(self, u: jax.Array) -> dict[str, jax.Array]:
         """The latents at `u`, `{site: value}`; no density is evaluated."""

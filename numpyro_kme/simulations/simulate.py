@@ -12,11 +12,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 
 from numpyro_kme._core import checks, programs, progress
 from numpyro_kme._core.display import frozen
-from numpyro_kme._core.programs import child
+from numpyro_kme._core.programs import child, data_of
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import site_runs
 from numpyro_kme.simulations.executors import SimulationError
@@ -200,10 +199,10 @@ class Plan:
                 f"NaN at the end of outputs of {name!r} says that they end there (ragged=True), and with `missing` "
                 "that it is not recorded: leave one of both out.",
             )
+            if isinstance(self.on_failure, Penalise):
+                _check_penalty(self.on_failure.value, name, site.simulator.dtype)
         if timeout is not None:
             checks.positive_number("timeout", timeout)
-        if isinstance(self.on_failure, Penalise):
-            _check_penalty(self.on_failure.value, problem)
         checks.require(
             (timeout is None and executor is None)
             or any(site.simulator.black_box for site in problem.simulators.values()),
@@ -236,7 +235,7 @@ class Plan:
 def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any]:
     """Everything that simulations depend on, beside the parameters that a store holds: key, code, shapes, precision."""
     found = {
-        "key": np.asarray(random.key_data(rng_key) if checks.is_key(rng_key) else rng_key).tolist(),
+        "key": data_of(rng_key).tolist(),
         "version": plan.version,
         "missing": plan.missing,
         "retries": plan.retries,
@@ -253,17 +252,15 @@ def _settings(rng_key: jax.Array, problem: Problem, plan: Plan) -> dict[str, Any
     return found if plan.version is not None else found | {"code of the model": fingerprint(problem.model)}
 
 
-def _check_penalty(value: float, problem: Problem) -> None:
+def _check_penalty(value: float, name: str, dtype: np.dtype) -> None:
     """That outputs of whole numbers and truth values can hold what stands for failures."""
-    for name, site in problem.simulators.items():
-        dtype = site.simulator.dtype
-        if dtype.kind != "f":
-            least, largest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            checks.require(
-                least <= value <= largest and value == round(value),
-                f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give a "
-                "value that they can, or declare dtype=float.",
-            )
+    if dtype.kind != "f":
+        least, largest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        checks.require(
+            least <= value <= largest and value == round(value),
+            f"`on_failure` is Penalise({value:g}), which the outputs of {name!r}, {dtype}, cannot hold. Give a "
+            "value that they can, or declare dtype=float.",
+        )
 
 
 def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
