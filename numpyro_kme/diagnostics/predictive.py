@@ -173,7 +173,7 @@ def data_sets(
     first = {name: latent.value[None] for name, latent in problem.latents.items()}
     problem.draw_likelihoods(rng_key, first)  # which refuses what cannot be drawn before anything is simulated
     if arguments is None:
-        absent = [site for site in (*problem.simulators, *problem.likelihoods) if site not in problem.kwargs]
+        absent = [site for site in (*problem.simulators, *problem.factors) if site not in problem.kwargs]
         checks.require(
             not absent,
             f"The model was not run with keyword arguments named like its sites {absent}, but with "

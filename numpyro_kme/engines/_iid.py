@@ -59,7 +59,7 @@ class IidModel:
         values = {name: latent.value for name, latent in problem.latents.items()}
         trace, _ = tracing.run(model, args, kwargs, None, values)
         unseen = sorted(name for name, site in problem.simulators.items() if site.observed is None)
-        observed = sorted((*problem.likelihoods, *(set(problem.simulators) - set(unseen))))
+        observed = sorted((*problem.factors, *(set(problem.simulators) - set(unseen))))
         checks.require(
             len(observed) == 1,
             f"the posterior bootstrap needs one observed site whose data it reweights; this model observes "
@@ -85,7 +85,7 @@ class IidModel:
         )
         problem.require_continuous("the posterior bootstrap")
         checks.require(
-            site in problem.likelihoods or not problem.simulators[site].simulator.ragged,
+            site in problem.factors or not problem.simulators[site].simulator.ragged,
             f"the draws at {site!r} are of any length (ragged=True), and the losses of the posterior bootstrap "
             "compare draws of one. Let the simulator return statistics of fixed number, or use KELFI with "
             "form=KernelStatistics(EmpiricalMeasureRule()) on one data set.",

@@ -66,7 +66,7 @@ class LearntPosterior(Posterior):
             plain(problem),
             "The posterior in coordinates needs a model with one simulator site, neither in plates nor masked, scaled "
             "or known in intervals, and nothing else that is observed; this one has the simulator sites "
-            f"{list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use the draws.",
+            f"{list(problem.simulators)} and the likelihoods {list(problem.factors)}. Use the draws.",
         )
         site, surrogate = problem.site(), self._fitted.surrogate
         observed = surrogate.point(problem.observations[site])
@@ -127,12 +127,12 @@ class LearntPosterior(Posterior):
         problem = problem_of(self)
         for fitted in self.likelihoods.values():
             fitted.surrogate.require_density()
-        others = problem.pointwise(self.drawn.latents) if problem.likelihoods else {}
+        others = problem.pointwise(self.drawn.latents) if problem.factors else {}
         learnt = learnt_model.LearntModel(problem, self.likelihoods).pointwise(self.drawn.latents)
         found = {name: np.asarray(v) for name, v in {**learnt, **others}.items() if np.ndim(v) > 1}
         checks.require(
             bool(found),
-            f"The observed sites {[*problem.simulators, *problem.likelihoods]} are one event each, of which "
+            f"The observed sites {[*problem.simulators, *problem.factors]} are one event each, of which "
             "no part can be left out: leave-one-out predictions need observations along a plate. Put independent "
             "observations in numpyro.plate, one call of the simulator for each.",
         )
@@ -263,7 +263,7 @@ class LearntPosterior(Posterior):
 
 def plain(problem: Problem) -> bool:
     """One simulator site, one observation of it, not masked, scaled or in intervals, and no other likelihood."""
-    return len(problem.simulators) == 1 and not problem.likelihoods and problem.simulators[problem.site()].single
+    return len(problem.simulators) == 1 and not problem.factors and problem.simulators[problem.site()].single
 
 
 def describe(posterior: LearntPosterior) -> dict[str, Any]:

@@ -205,9 +205,9 @@ def observed_part(problem: Problem) -> np.ndarray:
 def check_model(problem: Problem, engine: str) -> None:
     """Refuse models that do not consist of one observed simulator site, before any simulation is run."""
     checks.require(
-        len(problem.simulators) == 1 and not problem.likelihoods,
+        len(problem.simulators) == 1 and not problem.factors,
         f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator "
-        f"sites {list(problem.simulators)} and the likelihoods {list(problem.likelihoods)}. Use KELFI, or put what is "
+        f"sites {list(problem.simulators)} and the likelihoods {list(problem.factors)}. Use KELFI, or put what is "
         "observed into one simulator.",
     )
     name = next(iter(problem.observations))

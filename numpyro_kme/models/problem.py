@@ -51,7 +51,7 @@ class Problem(Recomputed):
         model: The model, which is run as `model(*args, **kwargs)`.
         latents: What is to be inferred, in the order of the model.
         simulators: The sites that come from simulators, observed or not.
-        likelihoods: Names of the other observed sites and factors.
+        factors: Names of the other observed sites, which have densities, and of factors.
         deterministics: Names of the deterministic sites that do not depend on a simulator's output.
     """
 
@@ -60,7 +60,7 @@ class Problem(Recomputed):
     kwargs: Mapping[str, Any]
     latents: Mapping[str, Latent]
     simulators: Mapping[str, SimulatorSite]
-    likelihoods: tuple[str, ...]
+    factors: tuple[str, ...]
     deterministics: tuple[str, ...]
 
     def _card(self) -> Card:
@@ -74,7 +74,7 @@ class Problem(Recomputed):
             {
                 "latents": names_and_shapes({name: latent.value for name, latent in self.latents.items()}, 0),
                 **{f"simulator {name}": said for name, said in sites.items()},
-                "likelihoods": ", ".join(self.likelihoods),
+                "likelihoods": ", ".join(self.factors),
                 "deterministics": ", ".join(self.deterministics),
             },
             "simulate(rng_key, problem, 1000); any engine takes those as `simulations`",
@@ -176,9 +176,9 @@ class Problem(Recomputed):
         Raises:
             ValueError: If one cannot be drawn from, as `numpyro.factor`.
         """
-        if not self.likelihoods:
+        if not self.factors:
             return {}
-        keys = {name: data_of(child(rng_key, crc32(name.encode()))) for name in self.likelihoods}
+        keys = {name: data_of(child(rng_key, crc32(name.encode()))) for name in self.factors}
         rows = np.arange(len(next(iter(latents.values()))))
         words = {name: fold_in(key, rows) for name, key in keys.items()}
         return self._at(self._observed, self._checked(latents), None, words)
@@ -235,14 +235,14 @@ class Problem(Recomputed):
 
     def _pointwise(self, trace, _):
         with tracing.as_numpyro_does():
-            sites = {name: trace[name] for name in self.likelihoods}
+            sites = {name: trace[name] for name in self.factors}
             return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items() if not isinstance(s["fn"], Unit)}
 
     def _inside(self, trace, _):
         return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}
 
     def _observed(self, trace, _):
-        return {name: trace[name]["value"] for name in self.likelihoods}
+        return {name: trace[name]["value"] for name in self.factors}
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
         names, found = list(self.latents), dict[str, np.ndarray]()

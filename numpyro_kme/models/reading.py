@@ -37,7 +37,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping, before: Any = None, simu
     _check_kinds(trace, simulators, simulated)
     parents = {}
     if before is not None:
-        parents = dict.fromkeys((*before.deterministics, *before.likelihoods), ())
+        parents = dict.fromkeys((*before.deterministics, *before.factors), ())
         parents |= {name: site.parents for name, site in (*before.latents.items(), *before.simulators.items())}
     known = {name for name, site in trace.items() if site["type"] != "plate"} == set(parents)
     parts = _parts_of(trace, simulators, parents if known else _parents(model, args, kwargs, trace, simulators))

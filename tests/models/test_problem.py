@@ -46,7 +46,7 @@ def test_the_parts_of_a_model(problem):
     assert list(problem.latents) == ["theta", "sd", "b"]
     assert [latent.parents for latent in problem.latents.values()] == [(), ("theta",), ()]
     assert list(problem.simulators) == ["x"] and problem.simulators["x"].parents == ("theta", "sd")
-    assert problem.likelihoods == ("y", "penalty") and problem.deterministics == ("scale",)
+    assert problem.factors == ("y", "penalty") and problem.deterministics == ("scale",)
     np.testing.assert_array_equal(problem.observations["x"], [0.5, 1.5])
     assert problem.simulators["x"].simulator.name == "total" and problem.simulators["x"].plates == {}
     assert "theta (2,), sd, b" in repr(problem)
@@ -319,7 +319,7 @@ def same_parts(one, other):
         np.testing.assert_array_equal(one.latents[name].value, other.latents[name].value)
     assert list(one.latents) == list(other.latents)
     assert one.simulators["x"].parents == other.simulators["x"].parents
-    assert (one.likelihoods, one.deterministics) == (other.likelihoods, other.deterministics)
+    assert (one.factors, one.deterministics) == (other.factors, other.deterministics)
     np.testing.assert_array_equal(one.observations["x"], other.observations["x"])
 
 
