@@ -72,7 +72,7 @@ def short(value: Any, room: int = WIDTH) -> str:
             f"{name}: {short(one)}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}" for name, one in value.items()
         )
         return listed(each, room)
-    if isinstance(value, tuple | list) and not _named(value):
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):  # a named tuple prints as its class does
         return _cut(f"({', '.join(map(_argument, value[:6]))}{', ...' if len(value) > 6 else ''})", room)
     if callable(value) and isinstance(name := getattr(value, "__name__", None), str):
         return name
@@ -175,11 +175,6 @@ def _of_array(value: Any) -> str:
     ends = dict.fromkeys(f"{end:.3g}" for end in (finite.min(), finite.max())) if finite.size else ["nothing finite"]
     lost = array.size - finite.size
     return f"{array.shape} array, {' to '.join(ends)}" + (f", {lost} not finite" if lost else "")
-
-
-def _named(value: Any) -> bool:
-    """Tell whether it is a named tuple."""
-    return isinstance(value, tuple) and bool(getattr(type(value), "_fields", ()))
 
 
 def listed(parts: Iterable[str], room: int = WIDTH) -> str:
