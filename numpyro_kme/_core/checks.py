@@ -212,10 +212,7 @@ def real(name: str, value: Any) -> None:
         require(numbers, f"`{name}` must hold real numbers; got dtype {dtype}.", TypeError)
 
 
-REPAIR = "Remove or repair these entries first."
-
-
-def sound(name: str, value: Any, advice: str = REPAIR) -> None:
+def sound(name: str, value: Any, advice: str = "") -> None:
     """Require every array of a pytree to hold real numbers, all finite where they are concrete."""
     real(name, value)
     for leaf in filter(is_concrete, jax.tree.leaves(value)):
@@ -225,11 +222,11 @@ def sound(name: str, value: Any, advice: str = REPAIR) -> None:
             index = tuple(bad[0].tolist())
             raise explained(
                 f"`{name}` has {len(bad)} entries that are not finite out of {array.size}; the first is "
-                f"{array[index]} at index {index}. {advice}"
+                f"{array[index]} at index {index}. {advice or 'Remove or repair these entries first.'}"
             )
 
 
-def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1, advice: str = REPAIR) -> None:
+def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1, advice: str = "") -> None:
     """Require real numbers of shape `(rows, columns)` with at least `min_rows` rows, all finite where they are
     concrete."""
     shape = np.shape(value)
