@@ -1,5 +1,6 @@
 """Many observations at once: each as one at a time, as one value, one summary and one ArviZ object."""
 
+import functools
 import warnings
 
 import jax
@@ -40,13 +41,18 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="module", params=["residual", pytest.param("KernelABC", marks=pytest.mark.slow), "RejectionABC"])
-def engine(request):
-    found = ENGINES[request.param]()
+@functools.cache
+def fitted(name):
+    found = ENGINES[name]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         found.run(jax.random.key(0), x=X[0])
     return found
+
+
+@pytest.fixture(params=["residual", pytest.param("KernelABC", marks=pytest.mark.slow), "RejectionABC"])
+def engine(request):
+    return fitted(request.param)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -70,20 +76,14 @@ def test_each_is_as_one_at_a_time(engine):
         np.testing.assert_allclose(means[i], one.expectation(lambda sites: sites["mean"]))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def kernel_abc():
-    found = ENGINES["KernelABC"]()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        found.run(jax.random.key(0), x=X[0])
-    return found
+    return fitted("KernelABC")
 
 
 @pytest.fixture(scope="module")
 def kelfi():
-    found = ENGINES["residual"]()
-    found.run(jax.random.key(0), x=X[0])
-    return found
+    return fitted("residual")
 
 
 @pytest.fixture(scope="module")

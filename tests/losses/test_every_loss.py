@@ -216,7 +216,7 @@ def test_discrepancies_of_abc_are_the_formula_or_refused(name, case, rng):
     np.testing.assert_allclose(discrepancies_to(y, x, row.make()), expected, rtol=1e-5)
 
 
-@every_case
+@pytest.mark.parametrize("case", ["scalars", pytest.param("vectors", marks=pytest.mark.slow)])
 @every_loss
 def test_single_precision_is_enough(name, case, rng):
     """Float32, as users have it."""
