@@ -7,7 +7,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from numpyro.infer.util import log_density, potential_energy
+from numpyro.infer.util import potential_energy
+from scipy import stats
 
 from numpyro_kme.models.unconstrained import Unconstrained
 
@@ -35,9 +36,9 @@ def test_terms_add_up_to_the_potential_energy_and_tell_prior_and_likelihood_apar
     energy = jax.jit(lambda parts: potential_energy(model, (Y,), {}, parts))(parts)
     terms = jax.jit(target.terms)(u)
     np.testing.assert_allclose(sum(terms), -energy, rtol=1e-12)
-    likelihood = log_density(handlers.block(handlers.substitute(model, LATENTS), hide=list(LATENTS)), (Y,), {}, {})[0]
+    likelihood = -0.4 + 0.5 * stats.norm.logpdf(Y, 0.2 + 0.4, 1.7).sum()
     np.testing.assert_allclose(terms.log_likelihood, likelihood, rtol=1e-12)
-    prior = dist.Gamma(2.0, 1.0).log_prob(1.7) - jnp.log(1.7) + dist.Dirichlet(jnp.ones(3)).log_prob(LATENTS["weights"])
+    prior = stats.gamma.logpdf(1.7, 2.0) - np.log(1.7) + stats.dirichlet.logpdf([0.2, 0.5, 0.3], np.ones(3))
     np.testing.assert_allclose(terms.log_prior, prior, rtol=1e-12)
 
 
@@ -47,8 +48,8 @@ def test_a_list_is_an_observation_under_a_mask():
             numpyro.sample("y", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, 1.0)), 1.0).expand([3]), obs=y)
 
     target = Unconstrained.read(masked, ([0.5, 1.0, -2.0],), {}, {"mean": jnp.array(0.2)})
-    by_hand = dist.Normal(0.2, 1.0).log_prob(jnp.array([0.5, -2.0])).sum()
-    np.testing.assert_allclose(target.terms(jnp.array([0.2])).log_likelihood, by_hand, rtol=1e-12)
+    found = jax.jit(target.terms)(jnp.array([0.2])).log_likelihood
+    np.testing.assert_allclose(found, stats.norm.logpdf([0.5, -2.0], 0.2).sum(), rtol=1e-12)
 
 
 def test_rows_are_those_of_each_point(rng):
@@ -69,7 +70,7 @@ def test_rows_are_those_of_each_point(rng):
     target = Unconstrained.read(priors, (), {}, latents)
     u = rng.normal(scale=[[1.0], [10.0], [100.0]], size=(3, target.dim))
     found = target.constrain_rows(u)
-    one = target.constrain(jnp.asarray(u[0]))
+    one = jax.jit(target.constrain)(u[0])
     for name, (prior, _) in cases.items():
         np.testing.assert_allclose(found[name][0], one[name], rtol=1e-12)
         assert np.all(prior.support(found[name])), name
