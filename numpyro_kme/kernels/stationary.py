@@ -272,7 +272,7 @@ class DistanceInduced(Batched):
 
     def __post_init__(self):
         check_fields(self, checks.positive, "length_scale")
-        check_fields(self, checks.finite, "origin")
+        check_fields(self, checks.sound, "origin")
 
     def gram(self, x, y=None):
         """Matrix of kernel values between `(n, dim)` and `(m, dim)`."""
