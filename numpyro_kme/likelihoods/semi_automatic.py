@@ -37,14 +37,9 @@ ORDERED, ALONE, FEW = 8, 20, 64
 """Least length of an axis along which values are compared, as in time or space; shorter ones hold channels. Up to
 `ALONE` numbers have no order, and up to `FEW` are features themselves."""
 
-LOW_FREQUENCIES, LAGS = 16, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Cosine coefficients of a series, half as many along each of several axes; lags, up to a third of an axis."""
-
-BANDS, CROSSED = 10, (-1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
-"""Bands of frequency; levels whose upward crossings are counted, in standard deviations from the mean."""
-
-SMALL = 1e-6
-"""Added to relative squares before their logarithms are taken."""
+LOW_FREQUENCIES, BANDS, LAGS = 16, 10, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Cosine coefficients of a series, half as many along each of several axes; bands of frequency; lags, up to a third of
+an axis."""
 
 
 @register
@@ -242,9 +237,8 @@ class SemiAutomatic(LearntStatistics):
 def generic_features(x: np.ndarray) -> np.ndarray:
     """Features `(m, p)` of outputs `(m, *event)`, in float64, of each output by itself.
 
-    Of each channel: the distribution of its values, and along each ordered axis that of differences, low frequencies,
-    autocorrelations, variograms, skewness of differences, power by frequency, and crossings of levels; correlations of
-    channels, over lags too.
+    Of each channel: the distribution of its values, and along each ordered axis that of differences, low frequencies and
+    power by frequency; correlations of channels, and over lags with itself and each other.
     """
     x = x.reshape(len(x), -1) if x.ndim == 1 else x
     ordered = [axis for axis in range(1, x.ndim) if x.shape[axis] >= ORDERED] or [1]
@@ -254,7 +248,7 @@ def generic_features(x: np.ndarray) -> np.ndarray:
     if x[0].size <= FEW:
         found.append(x.reshape(len(x), -1))
     unit = _standardised(x, axes)
-    found += _between_channels(unit, unit)
+    found += _products(unit, unit)
     if x[0].size <= ALONE:
         return np.concatenate(found, axis=1)
     found.append(_low_frequencies(x, axes))
@@ -297,22 +291,19 @@ def _low_frequencies(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _along(unit: np.ndarray, axis: int, axes: tuple[int, ...]) -> list[np.ndarray]:
-    """Dependence of standardised values on earlier ones along an axis, by channel, `(m, channels)` each."""
+    """Dependence of standardised values on earlier ones along an axis: products over lags, and power by frequency."""
     n, found = unit.shape[axis], []
     for lag in (lag for lag in LAGS if 3 * lag <= n):
-        late, early = np.take(unit, np.arange(lag, n), axis), np.take(unit, np.arange(n - lag), axis)
-        change = late - early
-        found += [np.mean(late * early, axis=axes), np.log(np.mean(np.square(change), axis=axes) + SMALL)]
-        found += [np.cbrt(np.mean(change**3, axis=axes)), *_between_channels(late, early)]
+        found += _products(np.take(unit, np.arange(lag, n), axis), np.take(unit, np.arange(n - lag), axis))
     power = np.square(np.abs(np.fft.rfft(unit, axis=axis))) / n
     edges = np.unique(np.round(np.geomspace(1, power.shape[axis], BANDS + 1)).astype(int))
-    found += [np.log(np.mean(np.take(power, np.arange(a, b), axis), axis=axes) + SMALL) for a, b in pairwise(edges)]
-    late, early = np.take(unit, np.arange(1, n), axis), np.take(unit, np.arange(n - 1), axis)
-    return found + [np.sqrt(np.mean((late > level) & (early <= level), axis=axes)) for level in CROSSED]
+    bands = [np.mean(np.take(power, np.arange(*ends), axis), axis=axes) for ends in pairwise(edges)]
+    return found + [np.log(band + 1e-6) for band in bands]  # a constant has no power
 
 
-def _between_channels(first: np.ndarray, second: np.ndarray) -> list[np.ndarray]:
-    """Mean products of each two channels, `(m, 1)` each; once where these are the same."""
-    numbers, axes = range(first.shape[-1]), tuple(range(1, first.ndim - 1))
-    pairs = [(i, j) for i in numbers for j in numbers if i != j and (i > j or first is not second)]
-    return [np.mean(first[..., i] * second[..., j], axis=axes)[:, None] for i, j in pairs]
+def _products(late: np.ndarray, early: np.ndarray) -> list[np.ndarray]:
+    """Mean products of each two channels, `(m, 1)` each; once where both are the same values, and not of a channel
+    with itself, which is 1."""
+    numbers, axes = range(late.shape[-1]), tuple(range(1, late.ndim - 1))
+    pairs = [(i, j) for i in numbers for j in numbers if i > j or late is not early]
+    return [np.mean(late[..., i] * early[..., j], axis=axes)[:, None] for i, j in pairs]
