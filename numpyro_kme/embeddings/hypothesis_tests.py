@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import shown
 from numpyro_kme._core.host import numpy_function, numpy_rng
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
@@ -25,19 +25,6 @@ class PermutationTest(NamedTuple):
     statistic: float
     p_value: float
     null: np.ndarray
-
-    def _card(self) -> Card:
-        as_large = int(np.sum(np.asarray(self.null) >= self.statistic))
-        return Card(
-            f"Permutation test: p-value {self.p_value:.3g}",
-            {
-                "statistic": self.statistic,
-                "null": f"{np.min(self.null):.3g} to {np.max(self.null):.3g} in {len(self.null):,} permutations",
-                "as large": f"{as_large:,} of them have a statistic at least as large as that of the data",
-                "smallest": f"p-value of so many permutations: {1 / (len(self.null) + 1):.2g}",
-            },
-            "a small p-value speaks against the null hypothesis; a larger `num_permutations` resolves it further",
-        )
 
 
 @numpy_function

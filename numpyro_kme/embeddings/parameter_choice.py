@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import shown
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
@@ -58,12 +58,6 @@ class ChosenSettings(NamedTuple):
 
     settings: KernelBayesSettings
     errors: np.ndarray
-
-    def _card(self) -> Card:
-        errors = f"{np.min(self.errors):.3g} of {np.size(self.errors)} candidates"
-        rows = {**self.settings._asdict(), "least error": errors}
-        how = "settings.filter(states, observations) learns a filter with them; `errors` has those of all candidates"
-        return Card("Chosen settings of kernel Bayes' rule", rows, how)
 
 
 def kernel_bayes_candidates(

@@ -154,10 +154,7 @@ class EmpiricalMeasure(Batched):
 
     def squared_mmd(self, x: PointSet, y: PointSet | None = None) -> jax.Array:
         """Matrix `|mu_{x_i} - mu_{y_j}|^2`, `(n, m)`, between batches of data sets; never negative."""
-        x = _measures("x", x)
-        y = x if y is None else _measures("y", y)
-        x_own, y_own = (_self_terms(self.inner, *batch) for batch in (x, y))
-        return jnp.maximum(x_own[:, None] + y_own[None, :] - 2.0 * _cross_terms(self.inner, *x, *y), 0.0)
+        return _squared_mmd(self.inner, _measures("x", x), None if y is None else _measures("y", y))
 
     def log_gram(self, x, y=None):
         """Matrix of log kernel values between two batches of data sets."""
@@ -185,21 +182,22 @@ def _measures(name, batch):
 
 
 @jax.jit
-def _self_terms(inner, rows, weights):
-    return jax.lax.map(jax.checkpoint(lambda one: sum(gram.weighted_sum_and_rest(inner, *one))), (rows, weights))
-
-
-@jax.jit
 @full_precision
-def _cross_terms(inner, x_rows, x_weights, y_rows, y_weights):
-    """`sum_kl v_ik w_jl h(x_ik, y_jl)`, one set of `x` at a time against all rows of `y`."""
-    flat = y_rows.reshape(-1, y_rows.shape[-1])
+def _squared_mmd(inner, x, y):
+    """Between each two of a batch of weighted sets, or of two batches, one set of `x` at a time against all of `y`."""
+
+    def self_terms(batch):
+        return jax.lax.map(jax.checkpoint(lambda one: sum(gram.weighted_sum_and_rest(inner, *one))), batch)
+
+    x_own = self_terms(x)
+    y_own, (rows, weights) = (x_own, x) if y is None else (self_terms(y), y)
+    flat = rows.reshape(-1, rows.shape[-1])
 
     @jax.checkpoint
-    def against(one):
-        return jnp.sum(y_weights * gram.matvec(inner, flat, *one).reshape(y_weights.shape), axis=1)
+    def cross_terms(one):
+        return jnp.sum(weights * gram.matvec(inner, flat, *one).reshape(weights.shape), axis=1)
 
-    return jax.lax.map(against, (x_rows, x_weights))
+    return jnp.maximum(x_own[:, None] + y_own[None, :] - 2.0 * jax.lax.map(cross_terms, x), 0.0)
 
 
 @register

@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
 from numpyro_kme._core import checks, compat, solves
-from numpyro_kme._core.display import Card, shown
+from numpyro_kme._core.display import Card
 from numpyro_kme._core.host import full_precision, in_jax_types
 from numpyro_kme._core.programs import Recomputed
 from numpyro_kme._core.saving import Saved
@@ -187,7 +187,6 @@ class RealValued(Distribution):
         return constraints.independent(constraints.real, self.event_dim)
 
 
-@shown
 class KernelMeansLikelihood(RealValued):
     r"""The kernel means likelihood $q(y \mid \theta)$, learnt from simulations $\{(\theta_j, x_j)\}$.
 
@@ -224,12 +223,6 @@ class KernelMeansLikelihood(RealValued):
             fitted.coordinates.require_simulated(self.arguments)
         self.prepared: PreparedLikelihood | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
-
-    def _card(self) -> Card:
-        seen = "prepared" if self.prepared is not None else "none yet"
-        rows = {"batch": str(self.batch_shape), "event": str(self.event_shape), "observation": seen}
-        how = 'numpyro.sample("x", likelihood, obs=x), or log_prob(x)'
-        return Card("Kernel means likelihood, a distribution of NumPyro", rows, how)
 
     def in_batches(self, shape: tuple[int, ...]) -> "KernelMeansLikelihood":
         """A copy of these calls with the batch shape `shape`, if there are as many.

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from scipy.special import gammaincc
 
 from numpyro_kme._core import checks, host
-from numpyro_kme._core.display import Card, frozen, listed, short
+from numpyro_kme._core.display import frozen, listed
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme._core.solves import Array
 from numpyro_kme.kernels.base import register
@@ -37,13 +37,6 @@ class LearntStatistics(abc.ABC):
     """Whether they read NaN in an output as what the simulator gives: an end."""
 
     names: tuple[str, ...]
-
-    def _card(self) -> Card:
-        rows = dict(self.describe())
-        told = str(rows.pop("statistics"))
-        return Card(
-            f"Statistics: {told}", {name: short(row) for name, row in rows.items()}, "call it with outputs (n, n_raw)"
-        )
 
     @abc.abstractmethod
     def __call__(self, rows: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, frozen
+from numpyro_kme._core.display import frozen
 from numpyro_kme._core.host import numpy_function
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
@@ -45,17 +45,6 @@ class KernelMeansPosterior:
     y: Any
     measure: Measure
     num_particles: int = 4096
-
-    def _card(self) -> Card:
-        return Card(
-            f"Kernel means posterior in {self.surrogate.dim} coordinates",
-            {
-                "likelihood": self.surrogate._card().title,
-                "prior": type(self.measure).__name__,
-                "particles": f"{self.num_particles:,}",
-            },
-            "moments, mode(), embedding(), weighted_particles(rng_key)",
-        )
 
     def __post_init__(self):
         checks.require(

@@ -237,8 +237,8 @@ class SemiAutomatic(LearntStatistics):
 def generic_features(x: np.ndarray) -> np.ndarray:
     """Features `(m, p)` of outputs `(m, *event)`, in float64, of each output by itself.
 
-    Of each channel: the distribution of its values, and along each ordered axis that of differences, low frequencies and
-    power by frequency; correlations of channels, and over lags with itself and each other.
+    Of each channel: the distribution of its values, and along each ordered axis that of differences, low frequencies
+    and power by frequency; correlations of channels, and over lags with itself and each other.
     """
     x = x.reshape(len(x), -1) if x.ndim == 1 else x
     ordered = [axis for axis in range(1, x.ndim) if x.shape[axis] >= ORDERED] or [1]

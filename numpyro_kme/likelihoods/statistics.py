@@ -163,11 +163,6 @@ class MarginalTransform:
         """Raw statistics `(..., n)` to transformed ones, by JAX or NumPy."""
         return (xp.arcsinh((x - self.centre) / self.width) - self.shift) / self.scale
 
-    @property
-    def middle(self) -> np.ndarray:
-        """Raw statistics that are transformed to 0, `(n,)`."""
-        return np.asarray(self.centre) + np.asarray(self.width) * np.sinh(np.asarray(self.shift))
-
     def log_slope(self, x: Any, xp: Any = jnp) -> Any:
         """`log dt/dx`, `(..., n)`."""
         return -log_cosh(xp.arcsinh((x - self.centre) / self.width), xp) - xp.log(self.width) - xp.log(self.scale)

@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, shown
 from numpyro_kme._core.host import full_precision
 from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.kernels.base import Kernel
@@ -25,7 +24,6 @@ from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import observed_simulator
 
 
-@shown
 class SyntheticLikelihood(RealValued):
     r"""Gaussian synthetic likelihood, $N(y;\, \hat\mu_\theta, \hat\Sigma_\theta)$.
 
@@ -85,18 +83,6 @@ class SyntheticLikelihood(RealValued):
                 f"{blocks} blocks.",
             )
         super().__init__((), self.simulator.event_shape)
-
-    def _card(self) -> Card:
-        return Card(
-            "Synthetic likelihood, a distribution of NumPyro",
-            {
-                "simulator": self.simulator.name,
-                "event": str(self.event_shape),
-                "simulations": f"{self.num_simulations:,} an evaluation",
-                "noise": "the same at all parameters" if self.rng_key is None else "of its key",
-            },
-            'numpyro.sample("x", likelihood, obs=x), or log_prob(x)',
-        )
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Simulations themselves, not draws of the normal distribution."""

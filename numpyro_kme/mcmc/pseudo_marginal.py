@@ -15,7 +15,6 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import is_prng_key
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, short, shown
 from numpyro_kme.mcmc.noise import NOISE, simulation_keys
 
 OF_NOISE = 0.35
@@ -56,7 +55,6 @@ class PseudoMarginalState(NamedTuple):
     rng_key: jax.Array
 
 
-@shown
 class PseudoMarginal(MCMCKernel):
     r"""Metropolis for a model whose likelihood is estimated from fresh noise, exact where the estimate is unbiased.
 
@@ -110,10 +108,6 @@ class PseudoMarginal(MCMCKernel):
         self._programs: Any = (
             None  # potential energy, and the map to constrained latents, of the model that `init` read
         )
-
-    def _card(self) -> Card:
-        rows = {"model": short(self.model), "blocks": f"{self._blocks} of the noise", "target acceptance": self._target}
-        return Card("Pseudo-marginal Metropolis-Hastings kernel", rows, "MCMC(kernel, num_warmup=..., num_samples=...)")
 
     @property
     def model(self):

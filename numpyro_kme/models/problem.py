@@ -13,7 +13,7 @@ import numpy as np
 from numpyro.distributions import Unit
 
 from numpyro_kme._core import checks, compat, programs
-from numpyro_kme._core.display import Card, frozen, names_and_shapes, short, shown
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme._core.programs import Program, Recomputed, child, data_of, fold_in
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
@@ -62,23 +62,6 @@ class Problem(Recomputed):
     simulators: Mapping[str, SimulatorSite]
     factors: tuple[str, ...]
     deterministics: tuple[str, ...]
-
-    def _card(self) -> Card:
-        sites = {
-            name: f"{site.simulator.name}, output {site.simulator.shape()}, "
-            f"{'not observed' if site.observed is None else 'observed'}"
-            for name, site in self.simulators.items()
-        }
-        return Card(
-            f"Problem: the model `{short(self.model)}` taken apart",
-            {
-                "latents": names_and_shapes({name: latent.value for name, latent in self.latents.items()}, 0),
-                **{f"simulator {name}": said for name, said in sites.items()},
-                "likelihoods": ", ".join(self.factors),
-                "deterministics": ", ".join(self.deterministics),
-            },
-            "simulate(rng_key, problem, 1000); any engine takes those as `simulations`",
-        )
 
     @classmethod
     def read(cls, model: Callable, *args, **kwargs) -> "Problem":

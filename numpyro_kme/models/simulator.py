@@ -14,7 +14,6 @@ from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
 from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import Card, short, shown
 from numpyro_kme._core.host import in_jax_types, in_present_precision
 from numpyro_kme._core.programs import pieces
 from numpyro_kme.kernels.data_sets import pad
@@ -25,7 +24,6 @@ from numpyro_kme.models.simulator_functions import Shape
 _log_prob = compat.valueless("simulator_log_prob")
 
 
-@shown
 class Simulator(Distribution):
     r"""The distribution of the output of a simulator, `x ~ fn(., *params)`.
 
@@ -115,19 +113,6 @@ class Simulator(Distribution):
         self.fn, event_shape, self.dtype, self.names, entries = output
         self.entries = tuple(entries.items())
         super().__init__(self.groups, event_shape)
-
-    def _card(self) -> Card:
-        kind = "black box" if self.black_box else "JAX"
-        return Card(
-            f"Simulator `{self.name}` ({kind})",
-            {
-                "parameters": ", ".join(short(param, 30) for param in self.params),
-                "output": f"{self.event_shape} of {self.dtype}"
-                + (f", calls {self.batch_shape}" if self.batch_shape else ""),
-                "names": ", ".join(self.labels),
-            },
-            'numpyro.sample("x", simulator, obs=x) puts it into a model; sample(rng_key) runs it',
-        )
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, frozen, shown
+from numpyro_kme._core.display import frozen, shown
 from numpyro_kme._core.saving import Saved, SavedFileError, saveable
 
 SETTINGS = "settings.kme"
@@ -63,10 +63,6 @@ class Store:
 
     def __init__(self, path: str | PathLike):
         self.path = Path(path).expanduser().absolute()  # a simulator may change the working directory
-
-    def _card(self) -> Card:
-        how = "Simulations.from_store(problem, path) reads what is there; simulate(..., store=path) goes on"
-        return Card("Store of simulations", {"path": str(self.path)}, how)
 
     @contextmanager
     def opened(self, settings: Callable[[], Mapping[str, Any]]) -> Iterator["Store"]:
