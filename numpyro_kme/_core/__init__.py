@@ -1,1 +1,29 @@
-"""The base of all rooms: checks, float64 arithmetic by NumPy, files of values, and private names of other packages."""
+"""What every room uses: checks, conversions, programs and keys, files, and how values print."""
+
+from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core.display import Card, frozen, is_default, listed, names_and_shapes, short, shown
+from numpyro_kme._core.host import (
+    at_once,
+    call_back,
+    full_precision,
+    in_jax_types,
+    in_parallel,
+    in_present_precision,
+    numpy_function,
+    numpy_rng,
+    to_host,
+)
+from numpyro_kme._core.programs import (
+    Program,
+    Recomputed,
+    child,
+    data_of,
+    fold_in,
+    in_blocks,
+    jitted,
+    numbers,
+    pieces,
+    split,
+)
+from numpyro_kme._core.saving import Saved, SavedFileError, saveable
+from numpyro_kme._core.solves import Array, blocked, by_columns, median_absolute_deviation, robust_standard_deviation

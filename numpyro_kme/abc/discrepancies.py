@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import numpy_function
+from numpyro_kme._core import checks, numpy_function, shown
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss

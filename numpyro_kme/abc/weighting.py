@@ -11,9 +11,7 @@ import scipy
 from jax.typing import ArrayLike
 from scipy.special import logsumexp
 
-from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core import checks, numpy_rng, shown, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
 from numpyro_kme.kernels import low_rank, median_heuristic
 from numpyro_kme.kernels.base import Kernel, num_points

@@ -8,9 +8,7 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.programs import child
+from numpyro_kme._core import checks, child, numpy_rng
 from numpyro_kme.bootstrap.emulator import Ellipsoid
 from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.kernels.base import num_points

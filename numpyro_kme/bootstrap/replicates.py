@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.programs import child, data_of, fold_in, in_blocks, jitted, split
+from numpyro_kme._core import checks, child, data_of, fold_in, frozen, in_blocks, jitted, split
 from numpyro_kme.bootstrap.look import BootstrapProblem, Look
 from numpyro_kme.bootstrap.rounds import HARMLESS, Explored, explore
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings, with_full_data

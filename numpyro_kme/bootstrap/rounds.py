@@ -11,9 +11,7 @@ import numpy as np
 import scipy
 from scipy.special import ndtri
 
-from numpyro_kme._core import checks, progress
-from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.programs import child, split
+from numpyro_kme._core import checks, child, numpy_rng, progress, split
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, fit, num_monomials
 from numpyro_kme.bootstrap.least_squares import Minima, Targets, minimise
 from numpyro_kme.bootstrap.look import BootstrapProblem, some_points

@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, programs
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.programs import data_of, fold_in, jitted, split
+from numpyro_kme._core import checks, data_of, fold_in, frozen, jitted, programs, split
 from numpyro_kme.kernels.base import num_points, register
 
 PILOT = 2**30

@@ -10,10 +10,7 @@ import numpy as np
 import scipy
 from scipy.special import ndtr, ndtri
 
-from numpyro_kme._core import arviz, checks, progress
-from numpyro_kme._core.display import Card, frozen
-from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.programs import numbers, split
+from numpyro_kme._core import Card, arviz, checks, frozen, numbers, numpy_rng, progress, split
 from numpyro_kme.diagnostics.predictive import Arguments, data_sets, plan_of_data
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.posterior import Posterior, problem_of

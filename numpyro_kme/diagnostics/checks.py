@@ -11,10 +11,7 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, frozen
-from numpyro_kme._core.host import in_jax_types
-from numpyro_kme._core.programs import split
+from numpyro_kme._core import Card, checks, frozen, in_jax_types, split
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, names_of_numbers, predictive_check
 from numpyro_kme.engines.base import Engine, posterior_of

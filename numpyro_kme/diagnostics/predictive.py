@@ -8,10 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import arviz, checks
-from numpyro_kme._core.display import Card, frozen, names_and_shapes
-from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.programs import numbers, split
+from numpyro_kme._core import Card, arviz, checks, frozen, names_and_shapes, numbers, numpy_rng, split
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.kernels.data_sets import lengths

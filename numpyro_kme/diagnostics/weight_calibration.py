@@ -3,8 +3,7 @@
 import numpy as np
 from scipy.special import ndtri
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core import checks, frozen
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from numpyro_kme._core import checks, host, solves
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, host, solves
 from numpyro_kme.embeddings.kernel_bayes import posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank

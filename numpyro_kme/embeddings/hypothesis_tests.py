@@ -5,9 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import numpy_function, numpy_rng
+from numpyro_kme._core import checks, numpy_function, numpy_rng, shown
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 

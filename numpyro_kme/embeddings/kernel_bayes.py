@@ -3,9 +3,7 @@
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, numpy_function, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register

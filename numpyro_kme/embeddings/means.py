@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import full_precision, numpy_function
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, full_precision, numpy_function, solves
 from numpyro_kme.kernels import gram, low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points, register, take
 from numpyro_kme.kernels.low_rank import LowRank

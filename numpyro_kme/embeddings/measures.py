@@ -20,10 +20,7 @@ import scipy
 from jax.typing import ArrayLike
 from scipy import special
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import full_precision, numpy_rng
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, full_precision, numpy_rng, shown
 from numpyro_kme.kernels.base import Kernel, check_fields, namespace, register
 from numpyro_kme.kernels.gram import matvec, one_per_dimension, squared_distances, uniform_weights
 from numpyro_kme.kernels.stationary import Gaussian

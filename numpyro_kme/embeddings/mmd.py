@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import full_precision
+from numpyro_kme._core import checks, full_precision
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.stationary import Gaussian

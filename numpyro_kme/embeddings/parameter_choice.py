@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, solves
-from numpyro_kme._core.display import shown
+from numpyro_kme._core import checks, shown, solves
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding

@@ -1,6 +1,6 @@
 """Inference engines: settings, `run`, and a posterior."""
 
-from numpyro_kme._core.checks import EffectiveSampleSizeError
+from numpyro_kme._core import EffectiveSampleSizeError
 from numpyro_kme.engines.base import Engine, SimulationEngine, cite
 from numpyro_kme.engines.discrepancy_abc import K2ABC, DiscrepancyWeights, RejectionABC
 from numpyro_kme.engines.kelfi import KELFI

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from numpyro_kme._core import checks, compat, programs, progress
-from numpyro_kme._core.host import in_jax_types
-from numpyro_kme._core.programs import Program, Recomputed
+from numpyro_kme._core import Program, Recomputed, checks, compat, in_jax_types, programs, progress
 from numpyro_kme.engines.posterior import sites_at
 from numpyro_kme.losses.base import Family
 from numpyro_kme.mcmc.noise import check_data_points

@@ -11,9 +11,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, progress
-from numpyro_kme._core.display import Card, is_default, short, shown
-from numpyro_kme._core.programs import split
+from numpyro_kme._core import Card, checks, is_default, progress, short, shown, split
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew

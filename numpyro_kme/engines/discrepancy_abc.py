@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core import checks, frozen
 from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
 from numpyro_kme.abc.weighting import (
     RejectionWeights,

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, progress
-from numpyro_kme._core.programs import child, split
+from numpyro_kme._core import checks, child, progress, split
 from numpyro_kme.engines.base import SimulationEngine
 from numpyro_kme.engines.learnt_likelihoods import (
     FromPosterior,

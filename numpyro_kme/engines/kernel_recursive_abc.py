@@ -6,10 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numpyro_kme._core import checks, progress
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.programs import split
-from numpyro_kme._core.saving import saveable
+from numpyro_kme._core import checks, progress, saveable, shown, split
 from numpyro_kme.abc.weighting import recursive_abc_step
 from numpyro_kme.engines.base import SimulationEngine, check_kernel
 from numpyro_kme.engines.posterior import Posterior, missing_entries, sites_at

@@ -11,11 +11,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from numpyro_kme._core import checks, host, progress
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import numpy_rng
-from numpyro_kme._core.programs import Recomputed, split
-from numpyro_kme._core.solves import robust_standard_deviation
+from numpyro_kme._core import Recomputed, checks, frozen, host, numpy_rng, progress, robust_standard_deviation, split
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
 from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
 from numpyro_kme.engines.learnt_model import PARTICLES, LearntModel, PosteriorDraws, draw_in_coordinates, draw_in_model

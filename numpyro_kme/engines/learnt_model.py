@@ -13,10 +13,8 @@ import numpy as np
 import scipy
 from scipy import special
 
-from numpyro_kme._core import checks, compat, host
-from numpyro_kme._core.host import numpy_function, numpy_rng, to_host
+from numpyro_kme._core import checks, compat, host, numpy_function, numpy_rng, saveable, to_host
 from numpyro_kme._core.programs import Program, Recomputed, split
-from numpyro_kme._core.saving import saveable
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood, prepare

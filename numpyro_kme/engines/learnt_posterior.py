@@ -10,10 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.saving import saveable
+from numpyro_kme._core import checks, numpy_function, saveable, shown
 from numpyro_kme.embeddings.means import herd
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.engines import learnt_model

@@ -9,10 +9,8 @@ from typing import Any, Self
 import numpy as np
 from numpyro.diagnostics import summary
 
-from numpyro_kme._core import arviz, checks
+from numpyro_kme._core import Recomputed, Saved, arviz, checks, numbers, saveable
 from numpyro_kme._core.display import Card, extremes, mean_and_sd, names_and_shapes, shown
-from numpyro_kme._core.programs import Recomputed, numbers
-from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.simulations import of_rows

@@ -9,9 +9,7 @@ import jax
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.programs import pieces, split
+from numpyro_kme._core import checks, pieces, shown, split
 from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.bootstrap.look import ROW_NODES, BootstrapProblem, some_points
 from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap, minimised_bootstrap

@@ -10,10 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import arviz, checks, host, progress
+from numpyro_kme._core import Saved, arviz, checks, child, host, numbers, progress, saveable
 from numpyro_kme._core.display import Card, frozen, names_and_shapes
-from numpyro_kme._core.programs import child, numbers
-from numpyro_kme._core.saving import Saved, saveable
 from numpyro_kme.engines.posterior import SHOWN, Posterior, Samples
 from numpyro_kme.models import outputs
 

@@ -9,9 +9,7 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.programs import Recomputed, child
+from numpyro_kme._core import Recomputed, checks, child, frozen
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import EmpiricalMeasureRule, WithLength, log_lengths, require_any_length

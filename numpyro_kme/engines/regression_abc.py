@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.programs import split
+from numpyro_kme._core import checks, frozen, split
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates

@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen, shown
-from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.programs import Recomputed
-from numpyro_kme._core.saving import saveable
+from numpyro_kme._core import Recomputed, checks, frozen, numpy_function, saveable, shown
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, RegressionAdjustment, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import full_precision
+from numpyro_kme._core import checks, frozen, full_precision
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Batched, Kernel, PointSet, check_fields, namespace, num_points, register
 from numpyro_kme.kernels.length_scales import SETS, LengthScaleRule, MedianHeuristic, RuleOfDistances, median_of_pairs

@@ -9,8 +9,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import full_precision
+from numpyro_kme._core import checks, full_precision
 from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points, take
 
 TILE = 256

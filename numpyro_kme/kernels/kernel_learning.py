@@ -9,10 +9,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import full_precision
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, full_precision, shown
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
 

@@ -9,8 +9,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.solves import Array, median_absolute_deviation
+from numpyro_kme._core import Array, checks, median_absolute_deviation
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.kernels.stationary import Gaussian

@@ -7,9 +7,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, solves
-from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.solves import Array, by_columns
+from numpyro_kme._core import Array, by_columns, checks, numpy_function, solves
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register, take
 
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)

@@ -10,9 +10,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import full_precision
+from numpyro_kme._core import checks, frozen, full_precision
 from numpyro_kme.kernels.base import Batched, Kernel, check_fields, namespace, register
 from numpyro_kme.kernels.data_sets import filled_up, may_end
 from numpyro_kme.kernels.gram import squared_distances

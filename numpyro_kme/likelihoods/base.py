@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import Card, short
-from numpyro_kme._core.programs import Recomputed
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, Card, Recomputed, checks, short
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.extrapolation import Region

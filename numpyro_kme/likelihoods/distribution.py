@@ -14,11 +14,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme._core import checks, compat, solves
-from numpyro_kme._core.display import Card
-from numpyro_kme._core.host import full_precision, in_jax_types
-from numpyro_kme._core.programs import Recomputed
-from numpyro_kme._core.saving import Saved
+from numpyro_kme._core import Card, Recomputed, Saved, checks, compat, full_precision, in_jax_types, solves
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate

@@ -18,8 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 

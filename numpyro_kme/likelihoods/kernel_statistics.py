@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core import checks, frozen
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.kernels.length_scales import KernelRule

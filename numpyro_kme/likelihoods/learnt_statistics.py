@@ -14,10 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.special import gammaincc
 
-from numpyro_kme._core import checks, host
-from numpyro_kme._core.display import frozen, listed
-from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, frozen, host, listed, numpy_function
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, Surrogate
 from numpyro_kme.likelihoods.transformed import TransformedSurrogate

@@ -9,9 +9,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import numpy_function
+from numpyro_kme._core import checks, frozen, numpy_function
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.gram import matvec

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core import checks, frozen
 from numpyro_kme.kernels.base import Sum, register
 from numpyro_kme.kernels.gram import gaussian_gram, squared_distances
 from numpyro_kme.kernels.low_rank import DistributionRegression

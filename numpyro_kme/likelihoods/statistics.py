@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.solves import Array, robust_standard_deviation
+from numpyro_kme._core import Array, checks, robust_standard_deviation
 from numpyro_kme.kernels.base import namespace, register
 
 

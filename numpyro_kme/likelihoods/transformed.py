@@ -20,9 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen, listed
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, frozen, listed
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen, shown
+from numpyro_kme._core import checks, frozen, shown
 from numpyro_kme.kernels.base import register
 
 

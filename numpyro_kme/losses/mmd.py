@@ -21,9 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import full_precision
-from numpyro_kme._core.programs import in_blocks, jitted
+from numpyro_kme._core import checks, full_precision, in_blocks, jitted
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import num_points, register
 from numpyro_kme.kernels.gram import matvec

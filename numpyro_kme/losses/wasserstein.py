@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import call_back, full_precision
+from numpyro_kme._core import call_back, checks, frozen, full_precision
 from numpyro_kme.losses.base import Embedding, Loss, vectors
 
 

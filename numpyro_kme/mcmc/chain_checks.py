@@ -10,9 +10,7 @@ from numpyro import handlers
 from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
-from numpyro_kme._core import checks, compat
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import in_present_precision
+from numpyro_kme._core import checks, compat, frozen, in_present_precision
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
 from numpyro_kme.mcmc.noise import simulation_keys

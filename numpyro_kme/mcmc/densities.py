@@ -13,8 +13,7 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import full_precision
+from numpyro_kme._core import checks, compat, full_precision
 from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood

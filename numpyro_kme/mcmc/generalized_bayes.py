@@ -11,8 +11,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import full_precision
+from numpyro_kme._core import checks, compat, full_precision
 from numpyro_kme.likelihoods.distribution import RealValued
 from numpyro_kme.losses.base import Family, Loss, Nodes
 from numpyro_kme.losses.mmd import MMD

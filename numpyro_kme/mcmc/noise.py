@@ -15,8 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core import checks, frozen
 from numpyro_kme.losses.base import Nodes
 from numpyro_kme.models.low_discrepancy import accepts, node_keys
 from numpyro_kme.models.simulator import Simulator

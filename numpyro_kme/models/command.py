@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core import checks, frozen
 
 latest: ContextVar[float] = ContextVar("latest", default=math.inf)
 """When programs end at the latest, by `time.monotonic()`: for threads, which an alarm does not reach."""

@@ -11,9 +11,7 @@ import scipy
 from jax.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
-from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import full_precision, numpy_function
-from numpyro_kme._core.programs import numbers, pieces
+from numpyro_kme._core import checks, compat, full_precision, numbers, numpy_function, pieces
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models.curves import SCORES, Curves, quantiles
 from numpyro_kme.models.problem import Draws, Latent, Problem

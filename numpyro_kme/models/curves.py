@@ -10,9 +10,7 @@ import scipy
 from numpyro.distributions import biject_to, constraints
 from scipy.special import ndtri
 
-from numpyro_kme._core import compat
-from numpyro_kme._core.host import in_present_precision
-from numpyro_kme._core.programs import Program
+from numpyro_kme._core import Program, compat, in_present_precision
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models.tracing import as_numpyro_does
 

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from numpyro_kme._core import checks, compat
-from numpyro_kme._core.programs import numbers
+from numpyro_kme._core import checks, compat, numbers
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
 
 

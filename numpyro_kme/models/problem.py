@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Unit
 
-from numpyro_kme._core import checks, compat, programs
-from numpyro_kme._core.display import frozen, shown
-from numpyro_kme._core.programs import Program, Recomputed, child, data_of, fold_in
+from numpyro_kme._core import Program, Recomputed, checks, child, compat, data_of, fold_in, frozen, programs, shown
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.sites import Latent, SimulatorSite
 

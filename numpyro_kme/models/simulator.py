@@ -13,9 +13,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
-from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import in_jax_types, in_present_precision
-from numpyro_kme._core.programs import pieces
+from numpyro_kme._core import checks, compat, in_jax_types, in_present_precision, pieces
 from numpyro_kme.kernels.data_sets import pad
 from numpyro_kme.models import outputs
 from numpyro_kme.models import simulator_functions as functions

@@ -10,9 +10,7 @@ import jax
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_kme._core import checks, compat, host
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.programs import Program
+from numpyro_kme._core import Program, checks, compat, host, shown
 from numpyro_kme.kernels.data_sets import pad
 
 Shape = tuple[int, ...]

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_kme._core import checks, compat
-from numpyro_kme._core.programs import pieces
+from numpyro_kme._core import checks, compat, pieces
 from numpyro_kme.kernels.data_sets import beyond_end, lengths
 from numpyro_kme.models.simulator import Simulator
 

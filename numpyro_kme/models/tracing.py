@@ -15,9 +15,7 @@ from numpyro import handlers
 from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import checks, compat
-from numpyro_kme._core.host import at_once, in_present_precision
-from numpyro_kme._core.programs import data_of, fold_in
+from numpyro_kme._core import at_once, checks, compat, data_of, fold_in, in_present_precision
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import called_back
 

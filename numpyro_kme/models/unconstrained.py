@@ -12,10 +12,8 @@ import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
+from numpyro_kme._core import Program, Recomputed, in_blocks, in_present_precision, pieces, shown
 from numpyro_kme._core.compat import log_prob
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import in_present_precision
-from numpyro_kme._core.programs import Program, Recomputed, in_blocks, pieces
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.tracing import run, set_from
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.programs import numbers
+from numpyro_kme._core import checks, numbers
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 

@@ -7,10 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import numpy_function, numpy_rng
-from numpyro_kme._core.programs import child, split
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, child, numpy_function, numpy_rng, split
 from numpyro_kme.embeddings.measures import Measure, Points
 from numpyro_kme.kernels.base import register
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import numpy_rng
+from numpyro_kme._core import numpy_rng, shown
 from numpyro_kme.samplers.importance import systematic, tempered
 
 JUMP = 0.3

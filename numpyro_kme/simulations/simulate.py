@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, programs, progress
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.programs import child, data_of
+from numpyro_kme._core import checks, child, data_of, frozen, programs, progress
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations import site_runs
 from numpyro_kme.simulations.executors import SimulationError

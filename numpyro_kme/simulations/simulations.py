@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import arviz, checks
-from numpyro_kme._core.display import Card, frozen, names_and_shapes
-from numpyro_kme._core.host import in_jax_types
-from numpyro_kme._core.saving import Saved, saveable
+from numpyro_kme._core import Card, Saved, arviz, checks, frozen, in_jax_types, names_and_shapes, saveable
 from numpyro_kme.kernels.data_sets import beyond_end, lengths, padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator

@@ -11,8 +11,7 @@ import numpy as np
 from jax import random
 from tqdm.auto import tqdm
 
-from numpyro_kme._core import checks, programs
-from numpyro_kme._core.programs import Program, child, data_of, fold_in
+from numpyro_kme._core import Program, checks, child, data_of, fold_in, programs
 from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import calls_on_host

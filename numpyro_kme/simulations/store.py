@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen, shown
-from numpyro_kme._core.saving import Saved, SavedFileError, saveable
+from numpyro_kme._core import Saved, SavedFileError, checks, frozen, saveable, shown
 
 SETTINGS = "settings.kme"
 """Name of the file that says what the simulations depend on."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_kme._core.host import full_precision
+from numpyro_kme._core import full_precision
 from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("offset", *(f"weight of lag {lag}" for lag in range(9)))

@@ -17,7 +17,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_kme._core.host import full_precision
+from numpyro_kme._core import full_precision
 from numpyro_kme.models.simulator import Simulator
 
 PARAMETERS = ("log theta_1", "log theta_2", "log theta_3", "log theta_4")

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
+from numpyro_kme._core import checks, frozen
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import Batched, Kernel, register
 from numpyro_kme.kernels.data_sets import EmpiricalMeasure

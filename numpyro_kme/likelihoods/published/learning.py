@@ -9,9 +9,7 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import checks, host
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, frozen, host
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.stationary import Gaussian

@@ -16,10 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import linalg, special
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, frozen, numpy_function
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import log_positive_part, positive_part

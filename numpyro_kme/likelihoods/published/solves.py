@@ -8,9 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy import linalg
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.display import frozen
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, frozen
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.low_rank import LowRank

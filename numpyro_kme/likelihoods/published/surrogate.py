@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import full_precision
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, full_precision
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.data_sets import WithLength
 from numpyro_kme.kernels.stationary import Gaussian

@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import solves
-from numpyro_kme._core.host import in_parallel
+from numpyro_kme._core import in_parallel, solves
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.location_scale import Location, explained, fit_statistics, winsorised_rms
 from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions

@@ -42,8 +42,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from scipy.special import logsumexp as logsumexp_on_host
 
-from numpyro_kme._core.host import full_precision
-from numpyro_kme._core.solves import Array, by_columns
+from numpyro_kme._core import Array, by_columns, full_precision
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.gram import gaussian_gram, squared_distances_on_host
 from numpyro_kme.likelihoods.base import LikelihoodAt, positive_part

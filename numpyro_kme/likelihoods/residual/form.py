@@ -9,10 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, host
-from numpyro_kme._core.display import shown
-from numpyro_kme._core.host import numpy_function
-from numpyro_kme._core.saving import saveable
+from numpyro_kme._core import checks, host, numpy_function, saveable, shown
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.extrapolation import Region, Repeats
 from numpyro_kme.likelihoods.residual.bandwidths import BEGIN, Bandwidths, learn, log_densities_at, mixing_proportion

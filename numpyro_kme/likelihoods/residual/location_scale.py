@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core.host import in_parallel
-from numpyro_kme._core.solves import median_absolute_deviation
+from numpyro_kme._core import in_parallel, median_absolute_deviation
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions

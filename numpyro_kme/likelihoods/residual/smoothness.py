@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core.solves import blocked
+from numpyro_kme._core import blocked
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.likelihoods.residual.ridge import Ridge, features, inverse_root, noise_root

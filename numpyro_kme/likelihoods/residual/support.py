@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from numpyro_kme._core.host import in_parallel
-from numpyro_kme._core.solves import Array, robust_standard_deviation
+from numpyro_kme._core import Array, in_parallel, robust_standard_deviation
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
 from numpyro_kme.likelihoods.residual.ridge import features

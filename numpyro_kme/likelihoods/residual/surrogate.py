@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks
-from numpyro_kme._core.host import in_present_precision, numpy_function
-from numpyro_kme._core.solves import Array
+from numpyro_kme._core import Array, checks, in_present_precision, numpy_function
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
