@@ -1,12 +1,11 @@
 """Seeded fuzz over the public functions: a sentence of ours or a finite answer, within a minute."""
 
-import signal
 import warnings
-from contextlib import contextmanager
 
 import jax
 import numpy as np
 import pytest
+from fuzz_models import limited
 from test_bad_inputs import all_finite, is_ours
 
 import numpyro_kme as kme
@@ -161,20 +160,6 @@ FUNCTIONS = [
     lambda f: (kme.Retry(f.whole()).times, kme.Penalise(f.positive()).value),
     *(fit, statistics, bayes, sum_rule, ridge, embedding, measure, table, coordinates),
 ]
-
-
-@contextmanager
-def limited(seconds):
-    def ring(*_):
-        raise TimeoutError(f"longer than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def fault(seed) -> str:

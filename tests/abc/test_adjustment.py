@@ -128,6 +128,7 @@ def test_without_it_a_coarse_posterior_is_told_of(bank):
         engine.run(KEY, x=np.full(20, 4.0) + Y)
 
 
+@pytest.mark.slow
 def test_too_narrow_a_posterior_is_told_of(fewer, monkeypatch):
     def narrow(self, y, distances):
         """Weights with a sum of one, the exact mean, and a variance far below the exact one."""

@@ -46,6 +46,7 @@ def kelfi():
     return engine
 
 
+@pytest.mark.slow
 def test_loo_of_fifty_normal_trials(kelfi):
     """The exact value by quadrature over the mean."""
     with warnings.catch_warnings():

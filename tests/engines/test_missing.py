@@ -272,6 +272,7 @@ def test_a_mask_of_entries_is_refused_and_not_one_observation_counted_six_times(
     np.testing.assert_array_equal(*whole)
 
 
+@pytest.mark.slow
 def test_nuts_refuses_missing_entries_that_jax_traces(kelfi):
     """Its chain would stand still, since no entry of a traced observation can be left out."""
     smodel = kme.handlers.surrogate(model, kelfi.likelihoods)

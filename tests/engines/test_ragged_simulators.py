@@ -51,6 +51,7 @@ def kelfi():
     return engine
 
 
+@pytest.mark.slow
 def test_posterior_of_another_length(kelfi):
     for n, key in ((8, 1), (35, 2)):
         y = np.random.default_rng(n).normal(0.5, 1.0, size=n)

@@ -54,6 +54,7 @@ def false_alarms(dim, size, keys):
     return found
 
 
+@pytest.mark.slow
 def test_one_round_of_a_bent_simulator_asks_for_rounds():
     """Of eight observations some, and those that half of the simulations move by more than half a deviation."""
     engine, said = alarms(model(waves, 2), np.array([0.5, 1.2]), 60, 0)
@@ -120,6 +121,7 @@ def of_two(rng_key, log_odds):
     return jnp.where(left, -1.5, 1.5) + 0.5 * jax.random.normal(noise_key, (4,))
 
 
+@pytest.mark.slow
 def test_statistics_whose_values_become_more_or_less_probable_are_named():
     """The number of draws on one side, in their place, has the exact posterior by Bernoulli's formula."""
 

@@ -193,6 +193,7 @@ def test_ensembles_sample_simulators_on_the_host():
     np.testing.assert_allclose(mcmc.get_samples()["mean"].mean(), mean, atol=5 * sd / np.sqrt(40))
 
 
+@pytest.mark.slow
 def test_noise_sensitivity_tells_quadrature_from_few_draws():
     draws = {"mean": 1.0 + 0.25 * RNG.normal(size=100)}
     settled = generalized_bayes(model, LOSS, weight=1.0, noise=CommonNoise(64))

@@ -49,7 +49,6 @@ def test_the_parts_of_a_model(problem):
     assert problem.factors == ("y", "penalty") and problem.deterministics == ("scale",)
     np.testing.assert_array_equal(problem.observations["x"], [0.5, 1.5])
     assert problem.simulators["x"].simulator.name == "total" and problem.simulators["x"].plates == {}
-    assert "theta (2,), sd, b" in repr(problem)
 
 
 def test_draws_follow_the_prior(draws):

@@ -1,24 +1,13 @@
 """Simulators of published counts against exact recursions, other solvers and plain loops, and the counts' own sums."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.integrate
+from test_simulators import drawn
 
 from numpyro_kme.simulators import boarding_school, fluctuation, lynx_hare, smallpox, tuberculosis
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def simulated(simulator, keys, *params):
-    return jax.vmap(lambda key: simulator(key, *params))(keys)
-
-
-def drawn(simulator, number, *params):
-    """Draws in float64, `(number, ...)`."""
-    return np.asarray(simulated(simulator, jax.random.split(jax.random.key(0), number), *params), np.float64)
 
 
 def occur_with(draws, p):
