@@ -168,7 +168,7 @@ def data_sets(
         arguments of the model for each data set.
     """
     first = {name: latent.value[None] for name, latent in problem.latents.items()}
-    problem.draw_likelihoods(rng_key, first)  # which refuses what cannot be drawn before anything is simulated
+    problem.draw_factors(rng_key, first)  # which refuses what cannot be drawn before anything is simulated
     if arguments is None:
         absent = [site for site in (*problem.simulators, *problem.factors) if site not in problem.kwargs]
         checks.require(
@@ -178,7 +178,7 @@ def data_sets(
             "`arguments=lambda x: dict(...)`, which turns what was drawn at the sites into arguments of the model.",
         )
     simulations = plan.simulate(rng_key, problem, number)
-    others = problem.draw_likelihoods(rng_key, simulations.latents)
+    others = problem.draw_factors(rng_key, simulations.latents)
     given = []
     for j in range(len(simulations)):
         drawn = {site: _as_observed(np.asarray(value[j]), problem, site) for site, value in simulations.x.items()}
@@ -194,7 +194,7 @@ def data_sets(
 def _require_passed_on(rng_key: jax.Array, again: Problem, simulations: Simulations, others: Arrays) -> None:
     """Raise where the model `again` observes something else than the first data set, or draws another."""
     drawn = {site: np.asarray(value[0]) for site, value in (*simulations.x.items(), *others.items())}
-    for site, value in (again.observations | again.likelihood_observations).items():
+    for site, value in (again.observations | again.factor_observations).items():
         x = drawn[site]
         seen = value.shape == x.shape and np.isfinite(x) & np.isfinite(value)  # the others are missing or censored
         checks.require(
@@ -205,7 +205,7 @@ def _require_passed_on(rng_key: jax.Array, again: Problem, simulations: Simulati
             "takes.",
         )
     first = {name: np.asarray(value)[:1] for name, value in simulations.latents.items()}
-    for site, value in again.draw_likelihoods(rng_key, first).items():
+    for site, value in again.draw_factors(rng_key, first).items():
         checks.require(
             np.allclose(value[0], drawn[site], rtol=1e-4, equal_nan=True),
             f"The distribution of site {site!r} changes with the data that are passed to the model, so that no data "

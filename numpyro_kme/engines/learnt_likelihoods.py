@@ -16,7 +16,7 @@ from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
 from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
 from numpyro_kme.engines.learnt_model import PARTICLES, LearntModel, PosteriorDraws, draw_in_coordinates, draw_in_model
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, emit_warnings, plain
-from numpyro_kme.engines.posterior import groups, sites_at
+from numpyro_kme.engines.posterior import arviz_groups, sites_at
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
@@ -200,7 +200,7 @@ class LearntLikelihoods(Recomputed):
             engine=type(self.engine).__name__,
             samples=sites_at(problem, drawn.latents),
             fields={"lp": drawn.log_posterior},
-            groups=groups(problem, self.simulations, sites_at(problem, self.simulations.latents)),
+            groups=arviz_groups(problem, self.simulations, sites_at(problem, self.simulations.latents)),
             problem=problem,
             simulations=self.simulations,
             likelihoods=self.likelihoods,

@@ -227,7 +227,7 @@ def _readable(value: Any, names: tuple[str, ...] = ()) -> str:
     return str(value)
 
 
-def groups(problem: Problem, simulations: Simulations, sites: Samples) -> dict[str, dict[str, np.ndarray]]:
+def arviz_groups(problem: Problem, simulations: Simulations, sites: Samples) -> dict[str, dict[str, np.ndarray]]:
     """The simulations with their `sites`, those at chosen latents apart, and the observation as ArviZ groups."""
     first = len(simulations) - simulations.proposed
     own, further = slice(first), slice(first, None)

@@ -14,7 +14,7 @@ from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, RegressionAdjustment, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
-from numpyro_kme.engines.posterior import Posterior, by_chain, groups, missing_entries, problem_of, sites_at
+from numpyro_kme.engines.posterior import Posterior, arviz_groups, by_chain, missing_entries, problem_of, sites_at
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
 from numpyro_kme.kernels import Gaussian, Polynomial
 from numpyro_kme.kernels.base import Kernel
@@ -222,7 +222,7 @@ class WeightingMethod(Recomputed, abc.ABC):
             info["simulations that failed"] = simulations.describe_failures()
         is_far = warn_if_far(name, distances, strategy.between)
         sites, z = sites_at(problem, simulations.latents), table.z
-        grouped = groups(problem, simulations, sites)
+        grouped = arviz_groups(problem, simulations, sites)
         if self.engine.regression_adjustment:
             problem.require_continuous("`regression_adjustment`, which moves latents,")
             sites, z, info["regression adjustment"] = self._adjusted(problem, observed, weights)

@@ -79,12 +79,7 @@ class LikelihoodAt(abc.ABC):
     A frozen pytree: evaluate it under `jax.jit`, `jax.grad` and `jax.vmap`, in the precision of the caller, or by NumPy
     in float64, where all arrays are NumPy's. What depends on the observation may have leading axes, which NumPy
     broadcasts against those of the points.
-
-    Attributes:
-        data: The observation `y`.
     """
-
-    data: Any
 
     @abc.abstractmethod
     def signed_log(self, z: Any) -> SignedLog:

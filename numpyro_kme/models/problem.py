@@ -95,8 +95,8 @@ class Problem(Recomputed):
         return found
 
     @property
-    def likelihood_observations(self) -> dict[str, np.ndarray]:
-        """Values that the other likelihoods observe, `{site: (*shape)}`."""
+    def factor_observations(self) -> dict[str, np.ndarray]:
+        """Values that the factors observe, `{site: (*shape)}`."""
         found = self._observed(*self._run({name: latent.value for name, latent in self.latents.items()}))
         return {name: np.asarray(value) for name, value in found.items()}
 
@@ -146,12 +146,12 @@ class Problem(Recomputed):
         return self._at(self._log_prior, self._checked(latents))
 
     def pointwise(self, latents: Arrays) -> dict[str, np.ndarray]:
-        """Log density of each observation of the other likelihoods, `{site: (m, *batch)}`, at given latents `{site: (m,
+        """Log density of each observation of the factors, `{site: (m, *batch)}`, at given latents `{site: (m,
         *shape)}`; masked ones are 0, and scales and factors are left out."""
         return self._at(self._pointwise, self._checked(latents))
 
-    def draw_likelihoods(self, rng_key: jax.Array, latents: Arrays) -> dict[str, np.ndarray]:
-        """Draw what the other likelihoods could have observed at given latents `{site: (m, *shape)}`: a draw from the
+    def draw_factors(self, rng_key: jax.Array, latents: Arrays) -> dict[str, np.ndarray]:
+        """Draw what the factors could have observed at given latents `{site: (m, *shape)}`: a draw from the
         distribution of each, `{site: (m, *shape)}`, where masked elements are as they were observed.
 
         Raises:
@@ -180,13 +180,13 @@ class Problem(Recomputed):
                 "or write a model whose prior reaches them.",
             )
 
-    def _run(self, latents: Mapping, words: Any = None, likelihoods: Arrays = MappingProxyType({})):
-        inside = [tracing.DrawObserved(likelihoods)] if likelihoods else []
+    def _run(self, latents: Mapping, words: Any = None, factors: Arrays = MappingProxyType({})):
+        inside = [tracing.DrawObserved(factors)] if factors else []
         return tracing.run(self.model, self.args, self.kwargs, words, latents, *inside)
 
     def _at(self, function: Callable, latents: Arrays, *words: Any) -> Any:
         """`function` of the trace and its simulators at each of many points, given or drawn by keys of these words, and
-        likelihoods by those of their own, by one program for all calls."""
+        factors by those of their own, by one program for all calls."""
         known, name = self._programs, function.__name__
         if name not in known:
             known[name] = Program(jax.vmap(lambda rows: function(*self._run(*rows))))

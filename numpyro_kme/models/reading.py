@@ -22,7 +22,7 @@ class Parts(NamedTuple):
 
     latents: Mapping[str, Latent]
     simulators: Mapping[str, SimulatorSite]
-    likelihoods: tuple[str, ...]
+    factors: tuple[str, ...]
     deterministics: tuple[str, ...]
 
 
@@ -117,7 +117,7 @@ def _parts_of(trace: Mapping, simulators: Mapping[str, Simulator], parents: Mapp
     """Each site of a traced model, checked, where it belongs."""
     latents: dict[str, Latent] = {}
     simulated: dict[str, SimulatorSite] = {}
-    likelihoods: list[str] = []
+    factors: list[str] = []
     deterministics: list[str] = []
     for name, site in trace.items():
         fed = set(parents.get(name, ())) & set(simulators)
@@ -134,11 +134,11 @@ def _parts_of(trace: Mapping, simulators: Mapping[str, Simulator], parents: Mapp
             simulated[name] = SimulatorSite.of(name, simulators[name], site, parents[name])
         elif site["is_observed"]:
             _check_likelihood(name, site)
-            likelihoods.append(name)
+            factors.append(name)
         else:
             _check_prior(name, site)
             latents[name] = Latent(site["fn"], np.asarray(site["value"]), parents[name])
-    return Parts(latents, simulated, tuple(likelihoods), tuple(deterministics))
+    return Parts(latents, simulated, tuple(factors), tuple(deterministics))
 
 
 def _check_likelihood(name: str, site: Mapping) -> None:

@@ -129,7 +129,7 @@ class WithLikelihood(Conjugate):
 
     def _condition(self, rng_key, args, kwargs, simulations):
         problem = kme.Problem.read(self.model, *args, **kwargs)
-        y = np.zeros(2) if self.stale else problem.likelihood_observations["y"]
+        y = np.zeros(2) if self.stale else problem.factor_observations["y"]
         counts = NOISE**-2, self.power * OTHER**-2
         precision = 1.0 + sum(counts)
         mean = (counts[0] * problem.observations["x"] + counts[1] * y) / precision

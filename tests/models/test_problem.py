@@ -172,11 +172,11 @@ def with_other_sites(x=None, counts=None, sums=None, twice=None):
 def test_other_likelihoods_are_drawn_from_their_own_distributions():
     """Their moments at a given latent; each draw and site has a key of its own, and sites depend on those before."""
     problem = Problem.read(with_other_sites, np.zeros(2), np.array([1, 7, 2]), np.zeros(2), np.zeros(3))
-    assert {n: v.tolist() for n, v in problem.likelihood_observations.items()} == {
+    assert {n: v.tolist() for n, v in problem.factor_observations.items()} == {
         "counts": [1, 7, 2], "sums": [0, 0], "twice": [0, 0, 0],
     }  # fmt: skip
     at = {"log_rate": np.full(4000, 0.5, np.float32)}
-    found = problem.draw_likelihoods(random.key(3), at)
+    found = problem.draw_factors(random.key(3), at)
     counts, sums, twice = (found[name] for name in ("counts", "sums", "twice"))
     assert counts.shape == (4000, 3) and sums.shape == (4000, 2) and twice.shape == (4000, 3)
     rate, few = np.exp(0.5), np.sqrt(4000)
@@ -188,14 +188,14 @@ def test_other_likelihoods_are_drawn_from_their_own_distributions():
     np.testing.assert_allclose((twice - 2.0 * sums[:, :1]).std(0), 0.1, rtol=5 / few)
     columns = np.concatenate([counts[:, [0, 2]], sums, twice - 2.0 * sums[:, :1]], axis=1)
     assert np.abs(np.corrcoef(columns.T) - np.eye(7)).max() < 5 / few
-    again = problem.draw_likelihoods(random.key(3), {"log_rate": at["log_rate"][:70]})
+    again = problem.draw_factors(random.key(3), {"log_rate": at["log_rate"][:70]})
     assert all(np.array_equal(again[name], found[name][:70]) for name in found)
-    assert Problem.read(two_sites).draw_likelihoods(random.key(3), {"theta": np.zeros(2)}) == {}
+    assert Problem.read(two_sites).draw_factors(random.key(3), {"theta": np.zeros(2)}) == {}
 
 
 def test_a_factor_is_not_drawn(problem, draws):
     with pytest.raises(ValueError, match=r"'penalty' is a factor \(numpyro.factor\), from which no data can be drawn"):
-        problem.draw_likelihoods(random.key(0), draws.latents)
+        problem.draw_factors(random.key(0), draws.latents)
 
 
 def test_a_missing_observation_is_named():

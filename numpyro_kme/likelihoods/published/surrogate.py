@@ -45,14 +45,12 @@ class KernelMeansAt(LikelihoodAt):
         centre: Mean of the simulated coordinates, weighted by how alike their data are to `y`, `(D,)`.
         inverse_factor: Inverse of the lower Cholesky factor of their weighted covariance, widened by the length scales,
             `(D, D)`.
-        data: The observation `y`.
     """
 
     terms: KernelExpansion
     log_largest: Array
     centre: Array
     inverse_factor: Array
-    data: Any
 
     def expansion(self):
         """The weighted sum of kernels that `q(y | .)` is."""
@@ -183,7 +181,7 @@ class KernelMeansSurrogate(Surrogate):
         found = solved.weights, log_scale, log_largest, centre, inverse_factor
         weights, log_scale, *rest = (leaf.reshape((*lead, *leaf.shape[1:])) for leaf in found)
         terms = KernelExpansion(kernel, solved.points, weights, log_scale)
-        return KernelMeansAt(terms, *rest, y)  # type: ignore[call-arg]
+        return KernelMeansAt(terms, *rest)
 
     def _check_precision(self):
         lam = self.hyper.regularisation

@@ -198,7 +198,6 @@ class ResidualAt(LikelihoodAt):
         standard: Observed statistics that vary, in robust standard deviations, `(n - c,)`.
         low, high: Ends of the intervals, likewise, perhaps infinite, `(c,)`.
         log_jacobian: What does not depend on the coordinates.
-        data: The observation `y`, with NaN where it is in an interval.
     """
 
     surrogate: "ResidualSurrogate"
@@ -206,7 +205,6 @@ class ResidualAt(LikelihoodAt):
     low: ArrayLike
     high: ArrayLike
     log_jacobian: ArrayLike
-    data: Any
 
     def signed_log(self, z):
         """Sign 1 and log of `q(y | z)` at points `(..., D)`."""

@@ -145,7 +145,7 @@ class ResidualSurrogate(Surrogate):
     def _at(self, y, xp=jnp) -> "ResidualAt":
         kept, scale = y[..., np.array(self.transform.kept)], xp.asarray(self.transform.scale)
         standard, nothing = (kept - self.transform.centre) / scale, np.zeros(0)
-        return ResidualAt(self, standard, nothing, nothing, -xp.sum(xp.log(scale)), y)
+        return ResidualAt(self, standard, nothing, nothing, -xp.sum(xp.log(scale)))
 
     @cached_property
     def brief(self) -> "ResidualSurrogate":
@@ -162,7 +162,7 @@ class ResidualSurrogate(Surrogate):
             return learnt.at_rows(rows)
         y, low, high = ((part[:, kept] - learnt.transform.centre) / scale for part in (rows, low, high))
         ends = y[:, :first], low[:, first:], high[:, first:]
-        return ResidualAt(learnt, *ends, -np.sum(np.log(scale[:first])), rows)
+        return ResidualAt(learnt, *ends, -np.sum(np.log(scale[:first])))
 
     def _marginal(self, seen, last):
         """Locations, scales and transformations are of single statistics and stay; the dependence of the residuals that
