@@ -295,7 +295,7 @@ class KernelMeansLikelihood(RealValued):
 @full_precision
 def _evaluate(method, prepared, coordinates, arguments):
     """One program for what would be a hundred small ones."""
-    return prepared.over(method, jnp.vectorize(coordinates.forward, signature="(p)->(d)")(arguments))
+    return getattr(prepared, method)(jnp.vectorize(coordinates.forward, signature="(p)->(d)")(arguments))
 
 
 def join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple[tuple[int, ...], ...]]:

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import namespace, register
-from numpyro_kme.likelihoods.base import LikelihoodAt
+from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog
 
 BLOCK = 1024
 """Densities that NumPy evaluates together: what they need stays in a processor's cache."""
@@ -22,8 +22,8 @@ Bounds = tuple[np.ndarray, np.ndarray]
 
 
 @register
-class PreparedLikelihood:
-    """The likelihood at outputs `(*lead, *event)`, as a function of coordinates.
+class PreparedLikelihood(LikelihoodAt):
+    """The likelihood at outputs `(*lead, *event)`, at points `(*groups, D)`, over the broadcast batch shape.
 
     Attributes:
         parts: The likelihood of all outputs, with axes `lead`; or of those that lack the same entries, along one axis.
@@ -50,16 +50,24 @@ class PreparedLikelihood:
         """A copy of brief likelihoods (`LikelihoodAt.brief`)."""
         return replace(self, parts=tuple(part.brief() for part in self.parts))
 
+    def signed_log(self, z: Any) -> SignedLog:
+        """Sign and log absolute value."""
+        return self._over("signed_log", z)
+
+    def log_density(self, z: Any) -> Any:
+        """Logarithm of the positive version."""
+        return self._over("log_density", z)
+
     def log_densities(self, z: np.ndarray) -> np.ndarray:
         """`log_density` at points `(k, *groups, D)` by NumPy, over the broadcast batch shape, `(k, *batch)`."""
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
         size = max(1, BLOCK // prod(self.lead))
         blocks = np.split(z, range(size, len(z), size))
-        return np.concatenate([np.asarray(self.over("log_density", block, 1)) for block in blocks])
+        return np.concatenate([np.asarray(self._over("log_density", block, 1)) for block in blocks])
 
     @jax.numpy_rank_promotion("allow")
-    def over(self, method: str, z: Any, first: int = 0) -> Any:
-        """A method of the likelihood at points `(*first, *groups, D)`, over the broadcast batch shape."""
+    def _over(self, method: str, z: Any, first: int = 0) -> Any:
+        """A method of the parts at points `(*first, *groups, D)`."""
         if not self.rows:
             return getattr(self.parts[0], method)(z)
         front, groups, dim, xp = z.shape[:first], z.shape[first:-1], z.shape[-1], namespace(z, self)

@@ -15,10 +15,10 @@ import numpy as np
 
 from numpyro_kme._core import checks, child, data_of, frozen, programs, progress
 from numpyro_kme.models.problem import Arrays, Draws, Problem
-from numpyro_kme.simulations import site_runs
 from numpyro_kme.simulations.executors import SimulationError
 from numpyro_kme.simulations.fingerprint import fingerprint
 from numpyro_kme.simulations.simulations import SimulatedMissing, Simulations, as_long, of_rows
+from numpyro_kme.simulations.site_runs import run_site
 from numpyro_kme.simulations.store import Store
 
 
@@ -224,9 +224,8 @@ class Plan:
             opened = Store(path).opened(partial(_settings, rng_key, problem, self))
         with opened as store, progress.progress(None, "simulating", self.progress_bar, total) as bar:
             for name, site in problem.simulators.items():
-                run = site_runs.Run(rng_key, name, site.simulator, draws, self, bar, store)
-                x[name], errors[name] = run.all()
-                repeated += run.repeated
+                x[name], errors[name], again = run_site(rng_key, name, site.simulator, draws, self, bar, store)
+                repeated += again
         return replace(_gathered(draws, x, errors, self.on_failure), repeated=repeated)
 
 

@@ -26,8 +26,17 @@ WRITE_SECONDS = 0.5
 """What came in during this time may be lost when the process is killed."""
 
 
-class Run:
-    """The simulations of one site: run, recorded as they finish, and written to a store.
+def run_site(
+    rng_key: jax.Array,
+    site: str,
+    simulator: Simulator,
+    draws: Draws,
+    plan: "Plan",
+    bar: tqdm,
+    store: Store | None = None,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Simulate one site: outputs `(m, *batch, *event)`, for each a `Failure` or None, `(m,)`, and how many were drawn
+    again.
 
     Args:
         rng_key: Key of the run.
@@ -38,17 +47,15 @@ class Run:
         bar: Progress.
         store: Where to write, if anywhere.
     """
+    run = _Run(rng_key, site, simulator, draws, plan, bar, store)
+    run.all()
+    return run.x, run.errors, run.repeated
 
-    def __init__(
-        self,
-        rng_key: jax.Array,
-        site: str,
-        simulator: Simulator,
-        draws: Draws,
-        plan: "Plan",
-        bar: tqdm,
-        store: Store | None,
-    ):
+
+class _Run:
+    """The simulations of one site: run, recorded as they finish, and written to a store."""
+
+    def __init__(self, rng_key, site, simulator, draws, plan, bar, store):
         self.site, self.simulator, self.plan, self.bar, self.store = site, simulator, plan, bar, store
         self.latents, self.arguments = draws.latents, np.asarray(draws.arguments[site])
         total = len(self.arguments)
@@ -61,8 +68,8 @@ class Run:
         self._unwritten: list[int] = []
         self._written = time.monotonic()
 
-    def all(self) -> tuple[np.ndarray, np.ndarray]:
-        """Outputs `(m, *batch, *event)`, and for each simulation a `Failure` or None."""
+    def all(self) -> None:
+        """Run what is not in the store, and what failed again."""
         rows = self._not_in_store()
         try:
             for attempt in range(self.plan.retries + 1):
@@ -72,7 +79,6 @@ class Run:
                 rows = np.array(sorted(again), int)
         finally:
             self._write()
-        return self.x, self.errors
 
     def _not_in_store(self) -> np.ndarray:
         """Take what the store has; numbers of the simulations that remain."""
