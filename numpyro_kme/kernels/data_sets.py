@@ -182,7 +182,8 @@ def _measures(name, batch):
 @jax.jit
 @full_precision
 def _squared_mmd(inner, x, y):
-    """Between each two of a batch of weighted sets, or of two batches, one set of `x` at a time against all of `y`."""
+    """Squared distances of the embeddings of weighted sets, of one batch or of two, `(n, m)`: one set of `x` at a time
+    against all of `y`."""
 
     def self_terms(batch):
         return jax.lax.map(jax.checkpoint(lambda one: sum(gram.weighted_sum_and_rest(inner, *one))), batch)

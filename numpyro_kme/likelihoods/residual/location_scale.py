@@ -20,10 +20,8 @@ STRAIGHT = 50.0
 UNCHANGED = 1e4
 """Width of one that is a straight line everywhere."""
 
-
 DEFENSIVE = 0.02
 """Weight of a heavy-tailed component (Cauchy, of the statistic's scale) in the score: one outlier teaches nothing."""
-
 
 SHRINK = 0.1
 """Least factor of a start's amplitudes and noise: those of a statistic without noise stay well inside their box."""
@@ -129,7 +127,8 @@ def location_loss(
     ratio = residual / variance
     of_variance = 0.5 * responsibility * (1.0 / variance - np.square(ratio))
     of_smoothness, of_target = found.gradient(responsibility * ratio, of_variance)
-    of_v = (of_target - _mean(of_target) - target * _mean(of_target * target)) / scale
+    along = np.mean(of_target * target, axis=-1, keepdims=True)
+    of_v = (of_target - np.mean(of_target, axis=-1, keepdims=True) - target * along) / scale
     slope_of_log, total = np.tanh(v), responsibility.sum(axis=-1)
     of_v += responsibility * slope_of_log + total[..., None] * target / (x.shape[-1] * scale)
     penalty, slope = location.penalty()
@@ -142,10 +141,6 @@ def location_loss(
         slope.log_width - np.sum(of_v * slope_of_log, axis=-1) + total,
     )
     return penalty - log_density.sum(axis=-1), gradient
-
-
-def _mean(values):
-    return np.mean(values, axis=-1, keepdims=True)
 
 
 def log_normal(squares: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -287,7 +282,6 @@ location can be known to follows from the scale, and the least scale from that."
 NEGLIGIBLE = 0.05
 """What location, in residual standard deviations, and log scale may be off by where a simpler function stands in."""
 
-
 ROUNDED = 1.25
 """A location that is off at its own simulations by more residual standard deviations than this is off by rounding."""
 
@@ -358,14 +352,10 @@ def _in_turn(transform, at, x, location, scale, steps):
         found, before = location.fit(location.smoothness.enough(at), x, noise), size
         scale.update(at, found.held_out.residual, steps // 3)
         noise, size = _noise(found.held_out.residual, scale.held_out)
-        if number > 0 and _settled(size, before).all():
+        # squares of scales whose logarithms stay what they are
+        if number > 0 and np.all(np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE):
             break
     return location, found
-
-
-def _settled(size, before) -> np.ndarray:
-    """Tell whether the logarithms of the scales of each statistic, of which these are the squares, have settled."""
-    return np.std(np.log(size / before), axis=1) < 2.0 * NEGLIGIBLE
 
 
 def _noise(residuals, log_scale):
