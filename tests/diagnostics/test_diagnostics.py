@@ -55,11 +55,12 @@ class Conjugate(Engine):
         self.refuse = refuse
 
     def _infer(self, rng_key, args, kwargs):
-        simulations = kme.simulate(KEY, kme.Problem.read(self.model, *args, **kwargs), 300, progress_bar=False)
-        return simulations, self._condition(rng_key, args, kwargs, simulations)
-
-    def _condition(self, rng_key, args, kwargs, simulations):
         problem = kme.Problem.read(self.model, *args, **kwargs)
+        method = problem, kme.simulate(KEY, problem, 300, progress_bar=False)
+        return method, self._condition(rng_key, args, kwargs, method)
+
+    def _condition(self, rng_key, args, kwargs, method):
+        problem, simulations = method[0].with_data(*args, **kwargs), method[1]
         x = problem.observations["x"]
         if x[0] > self.refuse:
             raise EffectiveSampleSizeError("too far out")
@@ -127,8 +128,8 @@ class WithLikelihood(Conjugate):
         Engine.__init__(self, model)
         self.power, self.stale = power, stale
 
-    def _condition(self, rng_key, args, kwargs, simulations):
-        problem = kme.Problem.read(self.model, *args, **kwargs)
+    def _condition(self, rng_key, args, kwargs, method):
+        problem, simulations = method[0].with_data(*args, **kwargs), method[1]
         y = np.zeros(2) if self.stale else problem.factor_observations["y"]
         counts = NOISE**-2, self.power * OTHER**-2
         precision = 1.0 + sum(counts)

@@ -10,6 +10,7 @@ import pytest
 import numpyro_kme as kme
 from numpyro_kme import plots
 from numpyro_kme.diagnostics import check, predictive_check
+from numpyro_kme.engines import Posterior
 from numpyro_kme.kernels import EmpiricalMeasureRule, lengths, pad
 from numpyro_kme.likelihoods import KernelStatistics
 
@@ -74,8 +75,12 @@ def test_a_series_that_ends_early_or_late_shows(kelfi):
     assert np.isnan(tails["x"][29]) and np.isfinite(tails["x"][:29]).all()
 
 
-def test_figures_and_groups_of_arviz(kelfi):
-    found = predictive_check(KEY, kelfi, num_draws=50)
+def test_figures_and_groups_of_arviz():
+    y = np.random.default_rng(0).normal(0.5, 1.0, size=25)
+    problem, draws = kme.Problem.read(model, x=y), np.random.default_rng(1).normal(y.sum() / 26, 26**-0.5, size=50)
+    simulations = kme.simulate(KEY, problem, 2, progress_bar=False)
+    exact = Posterior(engine="none", samples={"mu": draws}, problem=problem, simulations=simulations)
+    found = predictive_check(KEY, exact, num_draws=50)
     (axis,) = plots.predictive(found).axes
     median, observed = axis.lines[0], axis.lines[1]
     reached = int(lengths(found.predicted["x"]).max())

@@ -43,29 +43,10 @@ def linear():
 
 
 @jax.jit
-def on_points(likelihood, points):
-    return jax.vmap(likelihood.log_density)(points)
-
-
-@jax.jit
 def all_on_points(likelihood, points):
     """Log densities, their slopes, and signed logarithms."""
     values, slopes = jax.vmap(jax.value_and_grad(likelihood.log_density))(points)
     return values, slopes, *jax.vmap(likelihood.signed_log)(points)
-
-
-@jax.jit
-def at_pairs(surrogate, y, points):
-    return jax.vmap(lambda row, z: surrogate.at(row).log_density(z))(y, points)
-
-
-def log_density(surrogate, y, points):
-    return np.asarray(on_points(surrogate.at(y), points))
-
-
-@jax.jit
-def density_of_data(surrogate, y, z):
-    return jnp.exp(jax.vmap(lambda row: surrogate.at(row).log_density(z))(y))
 
 
 @pytest.mark.parametrize("z", [-2.0, 0.0, 2.0])
@@ -75,7 +56,7 @@ def test_density_integrates_to_one_in_all_statistics(counts_and_rates, z):
     The nodes reach 3 sinh 4 = 80 residual standard deviations: beyond them lie 2e-6 of the heavy-tailed component's
     weight.
     """
-    surrogate, point = counts_and_rates[2], jnp.array([z])
+    surrogate, point = counts_and_rates[2], np.array([z])
     grid = np.linspace(-4.0, 4.0, 301)
     location, log_scale = np.split(np.asarray(surrogate.standardisation.functions(point)), 2)
     scale = np.exp(log_scale)
@@ -89,7 +70,7 @@ def test_density_integrates_to_one_in_all_statistics(counts_and_rates, z):
     slopes = 3.0 * np.cosh(grid) * np.cosh(v) * steps[:, None] * (grid[1] - grid[0])
     nodes = np.stack([y[0][TWO_AXES[:, 0]], y[1][TWO_AXES[:, 1]], np.full(len(TWO_AXES), 7.0)], axis=1)
     weights = slopes[0][TWO_AXES[:, 0]] * slopes[1][TWO_AXES[:, 1]]
-    assert abs(np.asarray(density_of_data(surrogate, nodes, point)) @ weights - 1.0) < 1e-3
+    assert abs(np.exp(surrogate.at_rows(nodes).log_density(point[None, None]))[0] @ weights - 1.0) < 1e-3
 
 
 def squared_error(m, seed, seventh=None, form=FORM):
@@ -99,7 +80,7 @@ def squared_error(m, seed, seventh=None, form=FORM):
     surrogate = form.fit(z, x)
     points = np.random.default_rng(100).normal(size=(200, 2))
     y = points[:, 0] + 0.5 * stats.norm.ppf((np.arange(200) + 0.5) / 200)
-    error = np.asarray(at_pairs(surrogate, y[:, None], points)) - stats.norm.logpdf(y, points[:, 0], 0.5)
+    error = surrogate.at_rows(y[:, None]).log_density(points) - stats.norm.logpdf(y, points[:, 0], 0.5)
     return np.mean(np.square(error))
 
 
@@ -131,7 +112,7 @@ def test_statistics_without_information_leave_the_prior():
     z = rng.normal(size=(60, 1))
     surrogate = FORM.fit(z, rng.gamma(2.0, size=(60, 2)))
     grid = rng.normal(size=(60, 1))
-    assert np.std(log_density(surrogate, np.array([1.0, 3.0]), grid)) < 0.5
+    assert np.std(surrogate.at(np.array([1.0, 3.0])).log_density(grid)) < 0.5
     assert surrogate.informativeness()[1].max() < 0.1
 
 
@@ -157,12 +138,12 @@ def test_report_of_the_observation(counts_and_rates):
 
 
 def test_precision_of_the_caller(counts_and_rates):
+    """By JAX in a session of float32, and by NumPy, which is in float64."""
     likelihood = counts_and_rates[2].at(np.array([1.2, 3.0, 7.0]))
     points = np.array([[0.1], [-1.0], [1.5]])
-    single = on_points(likelihood, points)
-    assert single.dtype == jnp.float32
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(single, on_points(likelihood, points), rtol=1e-4)
+    single, double = jax.jit(jax.vmap(likelihood.log_density))(jnp.asarray(points)), likelihood.log_density(points)
+    assert (single.dtype, double.dtype) == (np.float32, np.float64)
+    np.testing.assert_allclose(single, double, rtol=1e-4)
 
 
 def test_fit_raises_where_it_cannot_learn(rng):
@@ -281,7 +262,7 @@ def test_awkward_statistics_get_a_sensible_answer(kind):
     grid = np.linspace(-3.0, 3.0, 61)[:, None]
     errors = []
     for i in range(5):
-        log_q = log_density(surrogate, np.append(x[i], more[i]), grid) - 0.5 * grid[:, 0] ** 2
+        log_q = surrogate.at(np.append(x[i], more[i])).log_density(grid) - 0.5 * grid[:, 0] ** 2
         weights = np.exp(log_q - log_q.max())
         errors.append((weights @ grid[:, 0]) / weights.sum() - x[i, 0] / 1.09)
     assert np.sqrt(np.mean(np.square(errors))) < 0.29 * (1.0 if kind != "few" else 2.5)

@@ -217,7 +217,9 @@ def test_discrepancies_of_abc_are_the_formula_or_refused(name, case, rng):
 
 
 @pytest.mark.parametrize("case", ["scalars", pytest.param("vectors", marks=pytest.mark.slow)])
-@every_loss
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "Wasserstein, p = 1" else ()) for name in LOSSES]
+)
 def test_single_precision_is_enough(name, case, rng):
     """Float32, as users have it."""
     found, formula = at_case(name, case)
