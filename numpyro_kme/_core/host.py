@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from functools import wraps
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
@@ -62,7 +62,7 @@ def numpy_function(function: Callable[Given, Any]) -> Callable[Given, Any]:
 def at_once() -> AbstractContextManager:
     """A block in which JAX evaluates what is concrete, though it traces something around; elsewhere nothing changes:
     programs would be compiled anew."""
-    traces = isinstance(jnp.add(0, 0), jax.core.Tracer)
+    traces = isinstance(jax.device_put(0), jax.core.Tracer)
     return jax.ensure_compile_time_eval() if traces else nullcontext()
 
 
@@ -157,8 +157,9 @@ def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype, *leaves: 
     return jax.pure_callback(run, jax.ShapeDtypeStruct(shape, dtype), pieces, vmap_method="sequential")
 
 
-class _OneBlasThread:
-    """Let NumPy's and SciPy's BLAS use one thread inside this block, by threadpoolctl, which serves nothing else.
+class _OneBlasThread(ContextDecorator):
+    """Let NumPy's and SciPy's BLAS use one thread inside this block or function, by threadpoolctl, which serves nothing
+    else.
 
     For loops over matrices of some hundred rows, and for the small triangular solves that XLA hands to it: the threads
     of OpenBLAS wait for each other by spinning, and several take longer than one. The limit holds for the whole

@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 from scipy.special import ndtri
 
-from numpyro_kme._core import checks, child, numpy_rng, progress, split
+from numpyro_kme._core import checks, child, host, numpy_rng, progress, split
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, fit, num_monomials
 from numpyro_kme.bootstrap.least_squares import Minima, Targets, minimise
 from numpyro_kme.bootstrap.look import BootstrapProblem, some_points
@@ -107,6 +107,7 @@ def explore(
     return replace(learnt, minima=everyone, errors=tuple(errors), settled=settled)
 
 
+@host.one_blas_thread
 def _learn(problem: BootstrapProblem, region: Ellipsoid, targets: Targets, x, embeddings, pilots) -> "Explored":
     """Fit an emulator over a region, find the minima of the pilots there, and then the weight of the prior."""
     inside = np.linalg.norm(region.whiten(x), axis=1) <= 1.01 * region.radius
@@ -146,6 +147,7 @@ def _design(rng_key: jax.Array, problem: BootstrapProblem, region: Ellipsoid, si
     return problem.bound(region.center + z @ region.root.T)
 
 
+@host.one_blas_thread
 def _minima(region: Ellipsoid, emulator: Emulator, targets: Targets, x, embeddings, rows: np.ndarray) -> Minima:
     """Minima of some reweightings, each from the best of the simulated points."""
     some = targets.rows(rows)

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, full_precision, in_blocks, jitted
+from numpyro_kme._core import checks, full_precision, host, in_blocks, jitted
 from numpyro_kme.kernels import Gaussian, Kernel
-from numpyro_kme.kernels.base import num_points, register
+from numpyro_kme.kernels.base import Batched, num_points, register
 from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import LowRank
@@ -192,6 +192,7 @@ class KernelEmbedding(Embedding):
             found += np.einsum("rt,rtj->rj", weights[:, n:], own)
         return found
 
+    @host.one_blas_thread
     def model(self, points, weights=None):
         """Means of features over simulated points."""
         kernel, pivots = self.factor.kernel, self.factor.pivots
@@ -221,15 +222,11 @@ def _means(kernel, pivots, points, nodes):
 
 
 @register
-class OnPairs(Kernel):
+class OnPairs(Batched):
     """Product kernel `k(c, c') k(y, y')` on pairs (covariate, response)."""
 
     covariate: Any
     response: Kernel
-
-    def pair(self, a, b):
-        """Value for two pairs."""
-        return self.covariate.pair(a[0], b[0]) * self.response.pair(a[1], b[1])
 
     def gram(self, x, y=None):
         """Elementwise product of the two Gram matrices."""
@@ -257,12 +254,9 @@ def _require_bounded(kernel: Kernel, points: Any) -> None:
     """Raise an error where `k(x, x)` grows with the data: such embeddings are not robust, and may not exist."""
     one = jax.tree.map(lambda leaf: leaf[:1], points)
     far = jax.tree.map(lambda leaf, all: leaf * 1e3 + 1e3 * np.abs(all).max(), one, points)
-    near, distant = (float(np.asarray(_diagonal(kernel, point))[0]) for point in (one, far))
+    near, distant = (float(kernel.diagonal(point)[0]) for point in (one, far))
     checks.require(
         np.isfinite(distant) and distant <= 10.0 * max(near, 1e-300),
         f"`kernel` must be bounded for a robust loss; {type(kernel).__name__} has k(x, x) = {near:.3g} at a data point "
         f"and {distant:.3g} far away. Use Gaussian, Matern or RationalQuadratic.",
     )
-
-
-_diagonal = jitted(lambda kernel, points: kernel.diagonal(points))
