@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from numpyro_kme._core import Program, Recomputed, checks, compat, in_jax_types, programs, progress
+from numpyro_kme._core import Program, Recomputed, checks, compat, data_of, fold_in, in_jax_types, programs, progress
 from numpyro_kme.engines.posterior import sites_at
 from numpyro_kme.losses.base import Family
 from numpyro_kme.mcmc.noise import check_data_points
 from numpyro_kme.models import reading, tracing
-from numpyro_kme.models.low_discrepancy import accepts, key_of, path_of
+from numpyro_kme.models.low_discrepancy import accepts, keys_of, words_of
 from numpyro_kme.models.problem import Draws, Latent, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Call
@@ -30,7 +30,7 @@ TOGETHER = 2**14
 
 
 @dataclass(frozen=True, eq=False)
-class IidModel:
+class IidModel(Recomputed):
     """A model with one observed site under one data plate.
 
     Attributes:
@@ -116,11 +116,12 @@ class IidModel:
 
     def starts(self, rng_key: jax.Array, num: int) -> np.ndarray:
         """Prior draws, unconstrained, `(num, dim)`."""
-        return self.unconstrain(self.problem.draw(rng_key, num).latents)
+        words = tracing.keys_in_order(fold_in(data_of(rng_key), np.arange(num)))
+        return programs.in_blocks(self._programs[0], words)
 
     def latents(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
-        return sites_at(self.problem, self.target.constrain_rows(u))
+        return sites_at(self.problem, programs.in_blocks(self._programs[1], u)[0])
 
     def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
@@ -158,7 +159,7 @@ class IidModel:
 
     def arguments(self, u: np.ndarray) -> np.ndarray:
         """Arguments of the simulator at unconstrained `u (m, dim)`: `(m, A)`, or `(m, points, A)` where they vary."""
-        found = self.problem.arguments(self.target.constrain_rows(u))[self.site]
+        found = programs.in_blocks(self._programs[1], u)[1]
         return found[:, self.kept] if found.ndim == 3 and found.shape[1] > 1 else found.reshape(len(u), -1)
 
     def family(self, covariates: np.ndarray | None) -> Family:
@@ -181,8 +182,7 @@ class IidModel:
     def _predicted(self, family: Family, rng_key, num):
         def one(rng_key):
             prior_key, noise_key, row_key = jax.random.split(rng_key, 3)
-            trace, _ = self._run({}, jax.random.key_data(prior_key)[None])
-            u = self.target.flatten({name: trace[name]["value"] for name in self.target.shapes})
+            u = self._start(jax.random.key_data(prior_key)[None])
             if family.covariates is None:
                 return family.simulate(u, noise_key)
             row = jax.random.randint(row_key, (), 0, len(self.data))
@@ -191,7 +191,7 @@ class IidModel:
         return jax.vmap(one)(jax.random.split(rng_key, num))
 
     def _simulate(self, call, u, rng_key, row=None):
-        arguments = self._run(self.target.constrain(u))[1][self.site].arguments
+        arguments = self._at(u)[1]
         arguments = arguments.reshape(-1) if row is None else arguments[jnp.asarray(self.kept)[row]]
         return call(arguments, rng_key)
 
@@ -209,6 +209,21 @@ class IidModel:
                 "concentration=0.",
             )
         return fn.log_prob(points)
+
+    @cached_property
+    def _programs(self) -> tuple[Program, Program]:
+        return Program(jax.vmap(self._start)), Program(jax.vmap(self._at))
+
+    def _start(self, words):
+        """A prior draw by keys of these words, unconstrained."""
+        trace, _ = self._run({}, words)
+        return self.target.flatten({name: trace[name]["value"] for name in self.target.shapes})
+
+    def _at(self, u):
+        """Latents, and the arguments of the simulator where there is one."""
+        latents = self.target.constrain(u)
+        simulator = self._run(latents)[1].get(self.site)
+        return latents, None if simulator is None else simulator.arguments
 
     def _run(self, latents, words=None):
         """The trace at latents or at draws by keys of these words, and the simulator where there is one."""
@@ -274,30 +289,26 @@ class PointSimulator(Recomputed):
         return simulate(rng_key, flat, num_nodes).reshape(*lead, num_nodes, *self.simulator.event_shape)
 
     def _compiled(self, rng_key, flat, num_nodes):
-        numbers = np.arange(len(flat), dtype=np.uint32)
-        nodes = np.tile(np.arange(num_nodes, dtype=np.uint32), len(flat))
-        rows = np.repeat(numbers, num_nodes), nodes, np.repeat(flat, num_nodes, axis=0)
-        size = np.uint32(num_nodes)
-        return programs.in_blocks(lambda block: self._program(rng_key, size, *block), rows, TOGETHER)
+        program, even = self._program
+        paths = fold_in(data_of(rng_key), np.arange(len(flat) if even else num_nodes))
+
+        def simulate(rows):
+            own, nodes = np.divmod(rows.astype(np.uint32), np.uint32(num_nodes))
+            words = words_of(paths[own, :2], num_nodes, nodes) if even else fold_in(paths[nodes], own)
+            return program(words, flat[own])
+
+        return programs.in_blocks(simulate, np.arange(len(flat) * num_nodes), TOGETHER)
 
     @cached_property
-    def _program(self) -> Program:
-        """The simulator as it is now: a function may refer to what has changed since the last run."""
+    def _program(self) -> tuple[Program, bool]:
+        """The simulator as it is now, by words of keys and arguments, and whether its keys are of low discrepancy: a
+        function may refer to what has changed since the last run."""
         call = Call.of(self.simulator)
-        return Program(partial(_simulate, call, accepts(call.fn, *call.zeros)), thorough=True)
+        even = accepts(call.fn, *call.zeros)
+        keys = keys_of if even else jax.random.wrap_key_data
+        return Program(jax.vmap(lambda words, arguments: call(arguments, keys(words))), thorough=True), even
 
     def _black_box(self, rng_key, flat, num_nodes):
         draws = Draws({}, {"x": np.repeat(flat, num_nodes, axis=0)}, {})
         with progress.progress(None, "simulating", self.plan.progress_bar, len(flat) * num_nodes) as bar:
             return run_site(rng_key, "x", self.simulator, draws, self.plan, bar)[0]
-
-
-def _simulate(call: Call, even: bool, rng_key, num_nodes, numbers, nodes, arguments):
-    """Points `(N, *event)`, each by the number of its parameters, that of its node, and its arguments."""
-    path = path_of(rng_key)
-
-    def one(number, node, arguments):
-        key = key_of(path, num_nodes, node) if even else jax.random.fold_in(rng_key, node)
-        return call(arguments, jax.random.fold_in(key, number))
-
-    return jax.vmap(one)(numbers, nodes, arguments)

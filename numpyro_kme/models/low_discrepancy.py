@@ -5,13 +5,14 @@ independent draws: fresh noise, pseudo-marginal estimates, stored simulations, c
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.extend.random import define_prng_impl, threefry_2x32
+from jax.extend.random import define_prng_impl
 
 from numpyro_kme._core import checks, compat
 
@@ -40,7 +41,7 @@ def node_keys(fn: Callable, rng_key: jax.Array, num_nodes: int, *params) -> jax.
         Keys, `(num_nodes,)`; independent ones where `accepts(fn, *params)` is false.
     Raises:
         ValueError: If `num_nodes` is no power of two.
-    Cost: `fn` is traced once; a word costs about twice as much as with plain keys, more inside loops.
+    Cost: `fn` is traced once; a word costs about as much as with plain keys, some six times more inside loops.
     References: McKay, Beckman and Conover (1979), Technometrics 21; Salmon et al. (2011) for Threefry.
     """
     checks.whole("num_nodes", num_nodes, 1)
@@ -50,7 +51,8 @@ def node_keys(fn: Callable, rng_key: jax.Array, num_nodes: int, *params) -> jax.
     )
     if not accepts(fn, *params):
         return random.split(rng_key, num_nodes)
-    return _keys(rng_key, num_nodes)
+    path = jnp.broadcast_to(random.bits(rng_key, (2,), jnp.uint32), (num_nodes, 2))
+    return keys_of(words_of(path, num_nodes, jnp.arange(num_nodes, dtype=jnp.uint32)))
 
 
 def accepts(fn: Callable, *params) -> bool:
@@ -60,7 +62,7 @@ def accepts(fn: Callable, *params) -> bool:
     JAX draws `poisson` with its default keys alone, and NumPyro's gamma-Poisson and zero-inflated draws call it. A
     function that reads the words of its key would read the same path at every node.
     """
-    key = jax.ShapeDtypeStruct((), jax.eval_shape(partial(_keys, num_nodes=2), random.key(0)).dtype)
+    key = jax.eval_shape(keys_of, np.zeros(4, np.uint32))
     try:
         with compat.shielded():
             program = str(jax.make_jaxpr(fn)(key, *params))
@@ -69,19 +71,16 @@ def accepts(fn: Callable, *params) -> bool:
     return "random_unwrap" not in program and "callback" not in program
 
 
-def _keys(rng_key: jax.Array, num_nodes: int) -> jax.Array:
-    return jax.vmap(partial(key_of, path_of(rng_key), num_nodes))(jnp.arange(num_nodes, dtype=jnp.uint32))
+def words_of(paths: Any, num_nodes: int, nodes: Any) -> Any:
+    """Words `(..., 4)` of the keys of nodes by number `(...)`, of `num_nodes` each; those of one set share a path
+    `(..., 2)`. Of JAX or NumPy."""
+    bits = np.full(nodes.shape, num_nodes.bit_length() - 1, np.uint32)
+    xp = paths.__array_namespace__()
+    return xp.concatenate([paths, xp.stack([nodes, bits], axis=-1)], axis=-1)
 
 
-def path_of(rng_key: jax.Array) -> jax.Array:
-    """Words `(2,)` that nodes of one set share."""
-    return random.bits(rng_key, (2,), jnp.uint32)
-
-
-def key_of(path, num_nodes, node) -> jax.Array:
-    """Key of one of `num_nodes` nodes, by number; traceable in all of its arguments."""
-    bits = jnp.uint32(WORD - 1) - jax.lax.clz(jnp.asarray(num_nodes, jnp.uint32))
-    words = jnp.concatenate([jnp.asarray(path), jnp.stack([jnp.asarray(node, jnp.uint32), bits])])
+def keys_of(words: Any) -> jax.Array:
+    """Keys of these words."""
     return random.wrap_key_data(words, impl=_implementation())
 
 
@@ -115,10 +114,10 @@ def _path(key: jax.Array) -> jax.Array:
 def _words(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
     """Random words: the node's place among all nodes in the upper bits, other bits by a hash."""
     num, bits = int(np.prod(shape)) * (2 if width > WORD else 1), key[3]
-    first, second = jnp.split(threefry_2x32((key[0], key[1]), jnp.arange(2 * num, dtype=jnp.uint32)), 2)
-    lower = _hash(second ^ _hash(key[2] + GOLDEN))
+    seed = _hash(key[0] ^ _hash(key[1] + jnp.arange(num, dtype=jnp.uint32)))
+    lower = _hash(_hash(seed + key[1]) ^ _hash(key[2] + GOLDEN))
     # a shift by all bits, for one node, gives zero in XLA
-    words = jax.lax.shift_left(_place(bits, first, key[2]), jnp.broadcast_to(WORD - bits, first.shape)) | lower >> bits
+    words = jax.lax.shift_left(_place(bits, seed, key[2]), jnp.broadcast_to(WORD - bits, seed.shape)) | lower >> bits
     if width > WORD:
         upper, lower = words[: num // 2].astype(jnp.uint64), lower[num // 2 :].astype(jnp.uint64)
         return (upper << WORD | lower).reshape(shape)

@@ -241,9 +241,9 @@ class Call:
         return [block.astype(dtype) for block, dtype in zip(pieces(arguments, self.shapes), self.dtypes)]
 
     @property
-    def zeros(self) -> list[jax.Array]:
+    def zeros(self) -> list[np.ndarray]:
         """Parameters of the right shapes and types."""
-        return [jnp.zeros(shape, dtype) for shape, dtype in zip(self.shapes, self.dtypes)]
+        return [np.zeros(shape, dtype) for shape, dtype in zip(self.shapes, self.dtypes)]
 
     def __call__(self, arguments: Any, noise: Any) -> jax.Array:
         """Simulate one point."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -58,7 +58,9 @@ class Unconstrained(Recomputed):
         given."""
         unread = cls(model, args, kwargs, {})
         sites = unread._sites(latents, discrete)
-        return replace(unread, shapes={name: np.shape(_free(site)) for name, site in sites.items()})
+        return replace(
+            unread, shapes={name: jax.eval_shape(partial(_free, site)).shape for name, site in sites.items()}
+        )
 
     @classmethod
     def of(cls, problem: Problem, discrete: Collection[str] = ()) -> "Unconstrained":
