@@ -290,11 +290,13 @@ class PointSimulator(Recomputed):
 
     def _compiled(self, rng_key, flat, num_nodes):
         program, even = self._program
-        paths = fold_in(data_of(rng_key), np.arange(len(flat) if even else num_nodes))
+        key = data_of(rng_key)
+        path = np.bitwise_xor.reduce(fold_in(key, np.arange(2)), axis=-1)
+        paths = fold_in(path, np.arange(len(flat))) if even else fold_in(key, np.arange(num_nodes))
 
         def simulate(rows):
             own, nodes = np.divmod(rows.astype(np.uint32), np.uint32(num_nodes))
-            words = words_of(paths[own, :2], num_nodes, nodes) if even else fold_in(paths[nodes], own)
+            words = words_of(paths[own], num_nodes, nodes) if even else fold_in(paths[nodes], own)
             return program(words, flat[own])
 
         return programs.in_blocks(simulate, np.arange(len(flat) * num_nodes), TOGETHER)
