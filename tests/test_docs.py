@@ -76,7 +76,7 @@ def test_the_readme_prints_a_posterior_and_writes_its_likelihood_out(capsys):
     names = {"__name__": "__main__"}
     exec(compile(first + second, "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert re.search(r"mean +std +median", printed), printed
+    assert re.search(r"mean +error +std +error +median", printed), printed
     trace = numpyro.handlers.trace(numpyro.handlers.seed(names["written_out"], 0)).get_trace(np.array([21.0, 28.0]))
     assert np.isfinite(trace["x"]["fn"].log_prob(trace["x"]["value"]))
 

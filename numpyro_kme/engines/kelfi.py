@@ -14,13 +14,12 @@ from numpyro_kme.engines.learnt_likelihoods import (
     FromVariance,
     LearntLikelihoods,
     Proposal,
-    distance_moved,
     is_narrow,
     prior_measure,
     training,
 )
-from numpyro_kme.engines.learnt_model import PosteriorDraws, joint_values
-from numpyro_kme.engines.learnt_posterior import UNSURE, LearntPosterior
+from numpyro_kme.engines.learnt_model import joint_values
+from numpyro_kme.engines.learnt_posterior import LearntPosterior, is_sure
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
@@ -77,6 +76,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
             the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
             coordinates and determines them, and the published form.
+        standard_errors: Whether to learn from halves of the simulations too, for the standard errors of the posterior's
+            means and standard deviations.
         missing: `SimulatedMissing()` where the simulator itself gives NaN; when left out NaN is missing at random.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is
             one batch of parallel runs, and a store is for one round.
@@ -93,6 +94,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
     learn_prior: bool = False
     missing: SimulatedMissing | None = None
     statistics: Statistics | Mapping[str, Statistics] | None = None
+    standard_errors: bool = True
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
@@ -220,8 +222,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         latents = {name: np.asarray(latents[name]) for name in problem.latents if name in latents}
         problem.require_inside_support("latents", latents)
         further = self.plan.simulate_at(simulate_key, problem, latents)
-        learnt, drawn = settings._relearnt(fit_key, sample_key, self.method, posterior.drawn, problem, further)
-        learnt = learnt.with_half(fit_key, problem)
+        learnt, drawn = settings._relearnt(fit_key, sample_key, self.method, problem, further)
+        learnt = learnt.with_halves(fit_key) if self.standard_errors else learnt
         self._found = learnt, learnt.reported(problem, drawn)
 
     def _infer(self, rng_key, args, kwargs):
@@ -244,37 +246,38 @@ class KELFI(SimulationEngine[LearntPosterior]):
             power = proposal.power / calls
             draws = drawn.latents if power == 1.0 else learnt.draw(power_key, problem, power).latents
             wide = chosen and number == 1 and (calls > 1.0 or not is_narrow(draws, simulations.latents))
-            moved = learnt.with_half(fit_key, problem).moved_by_half(problem, drawn) if wide else np.inf
-            stays = np.isnan(moved) or moved <= UNSURE  # NaN of too few to be halved, or another form
-            if stays:
+            if stays := wide and is_sure(learnt.with_halves(fit_key).standard_errors(problem, drawn), drawn.latents):
                 further = self.plan.simulate(run_key, problem, sum(later))
             else:
                 latents = proposal.choose(choose_key, draws, learnt.variance, size)
                 further = replace(self.plan.simulate_at(run_key, problem, latents), near=problem.observations)
-            learnt, drawn = self._relearnt(fit_key, draw_key, learnt, drawn, problem, further)
+            learnt, drawn = self._relearnt(fit_key, draw_key, learnt, problem, further)
             if stays:
                 break
-        learnt = learnt.with_half(fit_key, problem)
+        learnt = learnt.with_halves(fit_key) if self.standard_errors else learnt
         return learnt, learnt.reported(problem, drawn)
 
-    def _relearnt(self, fit_key, draw_key, before: LearntLikelihoods, drawn: PosteriorDraws, problem: Problem, further):
+    def _relearnt(self, fit_key, draw_key, before: LearntLikelihoods, problem: Problem, further):
         """Learn from further simulations too, and draw again."""
-        learnt = self._fit(fit_key, problem, before.simulations.joined(further))
-        after = learnt.draw(draw_key, problem)
-        history = *before.history, (len(further), distance_moved(drawn.latents, after.latents))
-        return replace(learnt, history=history), after
+        learnt = self._fit(fit_key, problem, before.simulations.joined(further), before)
+        return learnt, learnt.draw(draw_key, problem)
 
-    def _fit(self, rng_key, problem, simulations):
-        likelihoods, measures = {}, {}
+    def _fit(self, rng_key, problem, simulations, before: LearntLikelihoods | None = None):
+        likelihoods, measures, made = {}, {}, [len(simulations)]
         with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
             for site in problem.observations:
                 theta, x, form, further = training(self, rng_key, problem, site, simulations)
-                coordinates = Coordinates.from_prior(rng_key, problem, site).covering(theta)
-                measures[site] = prior_measure(rng_key, problem, site, coordinates)
+                first = before.likelihoods[site].coordinates if before else None
+                coordinates = (first or Coordinates.from_prior(rng_key, problem, site)).covering(theta)
+                known = before if before and coordinates is first else None
+                measures[site] = known.measures[site] if known else prior_measure(rng_key, problem, site, coordinates)
                 how = {"coordinates": coordinates, "measure": measures[site], **further}
-                fitted = fit_likelihood(theta, x, form=form, **how)
-                likelihoods[site] = replace(fitted, near=simulations.near.get(site))
-        return LearntLikelihoods(self, problem, simulations, likelihoods, measures, ((len(simulations), np.inf),))
+                fitted = fit_likelihood(theta, x, form=form, standard_errors=False, **how)
+                fitted = replace(fitted, near=simulations.near.get(site))
+                likelihoods[site] = fitted.after(known.likelihoods[site]) if known else fitted
+        if before:
+            made = [*before.made, len(simulations) - len(before.simulations)]
+        return LearntLikelihoods(self, problem, simulations, likelihoods, measures, tuple(made))
 
     def _checked(self, problem):
         if self.missing is not None:  # NaN in the observation is what it says, and not what was not observed

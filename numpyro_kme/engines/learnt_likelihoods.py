@@ -9,32 +9,24 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from scipy import special
 
 from numpyro_kme._core import Recomputed, checks, frozen, host, numpy_rng, progress, robust_standard_deviation, split
-from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE
 from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
 from numpyro_kme.engines.learnt_model import PARTICLES, LearntModel, PosteriorDraws, draw_in_coordinates, draw_in_model
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, emit_warnings, plain
 from numpyro_kme.engines.posterior import arviz_groups, sites_at
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.descent import ravel
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
-from numpyro_kme.likelihoods.extrapolation import Repeats
-from numpyro_kme.likelihoods.learnt_statistics import StatisticsSurrogate
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, with_halves
 from numpyro_kme.likelihoods.posterior import learn_normal
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
-from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
-from numpyro_kme.samplers.importance import effective_size, systematic
+from numpyro_kme.samplers.importance import StandardErrors
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.simulations import of_rows
 
 Latents = Mapping[str, np.ndarray]
-
-HALVED = 40
-"""Of fewer simulations a half teaches too little to be compared with."""
 
 NARROW = 0.7
 """A proposal is narrow if the standard deviation of some number is below this fraction of the prior's."""
@@ -121,8 +113,7 @@ class LearntLikelihoods(Recomputed):
         simulations: The simulations used for fitting.
         likelihoods: The learnt likelihood of each simulator site.
         measures: The prior of each simulator's coordinates.
-        history: For each round, how many simulations it made and how far it moved the posterior.
-        half: Likelihoods learnt from half of the simulations, for sites where there are enough.
+        made: Numbers of simulations of the rounds.
     """
 
     engine: Any = field(repr=False)
@@ -130,31 +121,16 @@ class LearntLikelihoods(Recomputed):
     simulations: Simulations
     likelihoods: Mapping[str, FittedLikelihood]
     measures: Mapping[str, Measure]
-    history: tuple[tuple[int, float], ...] = ()
-    half: Mapping[str, FittedLikelihood] = field(default_factory=dict)
+    made: tuple[int, ...] = ()
 
-    def with_half(self, rng_key: jax.Array, problem: Problem) -> Self:
-        """Learn likelihoods of the default form from half of the simulations too, chosen at random, where all
-        statistics that vary over all of them vary over the half. Statistics that were learnt stay."""
-        half, label = {}, "learning again from half of the simulations"
-        with progress.phase(label, self.engine.progress_bar), checks.collected_warnings():
+    def with_halves(self, rng_key: jax.Array) -> Self:
+        """Learn from halves of the simulations too, for standard errors."""
+        found, problem = {}, self.problem
+        with progress.phase("learning again from halves of the simulations", self.engine.progress_bar):
             for site, fitted in self.likelihoods.items():
-                theta, x, _, further = training(self.engine, rng_key, problem, site, self.simulations)
-                whole = learnt = fitted.surrogate
-                if isinstance(whole, StatisticsSurrogate):
-                    learnt, x, further = whole.inner, np.asarray(whole.simulated), {}
-                repeats = Repeats.of(theta)
-                if len(repeats) < HALVED or not isinstance(learnt, ResidualSurrogate):
-                    continue
-                rows, _ = repeats.halves(np.random.default_rng(0))
-                if np.any((x != x[0]).any(axis=0) & (x[rows] == x[rows[0]]).all(axis=0)):
-                    continue
-                how = {"coordinates": fitted.coordinates, "measure": self.measures[site], **further}
-                half[site] = found = fit_likelihood(theta[rows], x[rows], form=learnt.form_of_half, **how)
-                if isinstance(whole, StatisticsSurrogate):
-                    inner = replace(whole, inner=found.surrogate)
-                    half[site] = replace(fitted, surrogate=inner, simulated=found.simulated)
-        return replace(self, half=half)
+                _, x, form, further = training(self.engine, rng_key, problem, site, self.simulations)
+                found[site] = with_halves(fitted, x, form=form, measure=self.measures[site], y=further["y"])
+        return replace(self, likelihoods=found)
 
     def posterior(self, rng_key: jax.Array, problem: Problem) -> LearntPosterior:
         """The posterior of the observation of a model."""
@@ -207,36 +183,26 @@ class LearntLikelihoods(Recomputed):
             learn_prior=self.engine.learn_prior,
             drawn=drawn,
             extrapolated=extrapolated,
-            moved_by_half=self.moved_by_half(problem, drawn),
+            errors=self.standard_errors(problem, drawn),
         )
         info = describe(posterior)
-        if len(self.history) > 1:
-            made, moves = zip(*self.history)
-            sizes, steps = ", ".join(map(str, made)), ", ".join(map("{:.2g}".format, moves[1:]))
-            info["rounds"] = f"simulations {sizes}; the posterior moved by {steps} sd"
+        if len(self.made) > 1:
+            info["rounds"] = f"simulations {', '.join(map(str, self.made))}"
         emit_warnings(posterior)
         return replace(posterior, info=info)
 
-    def moved_by_half(self, problem: Problem, drawn: PosteriorDraws) -> float:
-        r"""Distance that the posterior moves when the draws are weighted to the likelihoods of half of the simulations,
-        $w_i \propto q_{half}(y \mid \theta_i) / q(y \mid \theta_i)$.
-
-        That is about what the posterior may be off by, since so few simulations were made: the variance of a mean over
-        half of them is twice that over all, and that of the difference as large as the latter.
-
-        Returns:
-            The largest change of a mean, in standard deviations, or of a log standard deviation; infinite where fewer
-            than `LEAST_EFFECTIVE_SIZE` draws have weight, NaN where there is nothing to compare with.
-        """
-        if not self.half:
-            return np.nan
+    def standard_errors(self, problem: Problem, drawn: PosteriorDraws) -> StandardErrors | None:
+        """Standard errors of the posterior; None where there is nothing to compare with."""
+        known = next((fitted for fitted in self.likelihoods.values() if len(fitted.others) > 1), None)
+        if known is None:
+            return None
+        logs, table = [], ravel(drawn.latents, 1)
         with host.one_blas_thread, checks.collected_warnings():
-            other = LearntModel(problem, {**self.likelihoods, **self.half}).log_likelihood(drawn.coordinates)
-        weights = special.softmax(np.broadcast_to(other - drawn.log_likelihood, drawn.log_posterior.shape))
-        if effective_size(weights) < LEAST_EFFECTIVE_SIZE:
-            return np.inf
-        rows = systematic(np.random.default_rng(0), weights, len(weights))
-        return distance_moved(drawn.latents, of_rows(drawn.latents, rows))
+            for number in range(len(known.others)):
+                chosen = {name: f.others[number] if f.others else f for name, f in self.likelihoods.items()}
+                other = LearntModel(problem, chosen).log_likelihood(drawn.coordinates)
+                logs.append(np.broadcast_to(other - drawn.log_likelihood, len(table)))
+        return StandardErrors.of(np.array(logs), known.shares, drawn.info["effective sample size"], table)
 
     def require_amortised(self) -> None:
         """Raise an error unless they serve every observation."""
@@ -296,15 +262,6 @@ def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | Non
     number = len(next(iter(latents.values())))
     index = numpy_rng(rng_key).choice(number, size, replace=size > number, p=odds)
     return of_rows(latents, index)
-
-
-def distance_moved(before: Latents, after: Latents) -> float:
-    """Distance that a posterior moved: the largest change of a mean, in its standard deviation, or of a log standard
-    deviation."""
-    old, new = _varying(before, after)
-    sd = new.std(axis=0)
-    means, widths = (new.mean(axis=0) - old.mean(axis=0)) / sd, np.log(sd / np.maximum(old.std(axis=0), 1e-300))
-    return float(np.max(np.abs([means, widths]), initial=0.0))
 
 
 def is_narrow(draws: Latents, prior: Latents) -> bool:

@@ -95,10 +95,7 @@ class LearntModel(Recomputed):
         total = np.zeros(1)
         for name, prepared in self._prepared.items():
             site = self.problem.simulators[name]
-            found = np.where(site.mask, prepared.log_densities(z[name]), 0.0)
-            events = range(1 + len(site.fn.batch_shape), found.ndim)  # a plate may have been made part of the event
-            scaled = site.scale * np.sum(found, axis=tuple(events))
-            total = total + np.sum(scaled.reshape(len(found), -1), axis=1)
+            total = total + prepared.total(z[name], site.mask, site.scale, len(site.fn.batch_shape))
         return total
 
     def pointwise(self, latents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,21 +10,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, numpy_function, saveable, shown
+from numpyro_kme._core import checks, numbers, numpy_function, saveable, shown
 from numpyro_kme.embeddings.means import herd
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.engines import learnt_model
 from numpyro_kme.engines.posterior import Posterior, missing_entries, problem_of, sites_at
+from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
+from numpyro_kme.samplers.importance import StandardErrors, deviations
 from numpyro_kme.simulations import Simulations
 
-UNSURE = 0.5
-"""A posterior that half of the simulations move by more standard deviations is warned of."""
+OF_MEAN, OF_SD = 0.5, 1 / 3
+"""Standard errors of a mean, in standard deviations, and of a standard deviation, relative, that are warned of."""
 
 
 @shown
@@ -39,8 +41,6 @@ class LearntPosterior(Posterior):
         drawn: The draws, as they were sampled.
         extrapolated: Fraction of them beyond the simulated parameters of each site, for each of its calls with
             parameters of their own, `{site: (*groups)}`.
-        moved_by_half: How far, in standard deviations, half of the simulations move a posterior of the default form:
-            about what it may be off by, since so few were made; NaN for other forms.
     """
 
     problem: Problem
@@ -49,7 +49,6 @@ class LearntPosterior(Posterior):
     learn_prior: bool
     drawn: learnt_model.PosteriorDraws
     extrapolated: Mapping[str, np.ndarray]
-    moved_by_half: float = np.nan
 
     @cached_property
     def in_coordinates(self) -> KernelMeansPosterior:
@@ -285,8 +284,6 @@ def describe(posterior: LearntPosterior) -> dict[str, Any]:
         mean, covariance = measure.moments()
         info[f"prior mean of {site}"] = np.asarray(mean)
         info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
-    if not np.isnan(posterior.moved_by_half):
-        info["half of the simulations"] = f"move the posterior {_how_far(posterior.moved_by_half, 'sd')}"
     if simulations.failures or simulations.repeated:
         info["simulations that failed"] = simulations.describe_failures()
     info |= drawn.info
@@ -316,15 +313,35 @@ def emit_warnings(posterior: LearntPosterior) -> None:
                 "not move them: the likelihood embeds these as they are, and the posterior may be too wide. Give "
                 "statistics that count in their place, such as the proportion of values beyond a point."
             )
-    if posterior.moved_by_half > UNSURE:
-        checks.warn(
-            f"The posterior depends on which {number} simulations were made: learnt from half of them it moves "
-            f"{_how_far(posterior.moved_by_half, 'standard deviations')} (a mean, or a log standard deviation), and "
-            f"from all of them it may be off by about as much. {remedy} Neither helps where the model cannot make the "
-            "observation: `kme.diagnostics.misspecification_test`."
-        )
+    if not is_sure(posterior.errors, posterior.drawn.latents):
+        checks.warn(unsure_message(posterior, remedy))
 
 
-def _how_far(moved: float, unit: str) -> str:
-    """By how much a posterior moves, in words."""
-    return f"by about {moved:.2g} {unit}" if np.isfinite(moved) else "beyond nearly all of its draws"
+def is_sure(errors: StandardErrors | None, latents: Mapping[str, np.ndarray]) -> bool:
+    """Tell whether no standard error of a latent is large; True where they are not known."""
+    table = ravel(latents, 1)
+    return errors is None or not np.any(_relative(errors, table) > 1.0)
+
+
+def _relative(errors: StandardErrors, table: np.ndarray) -> np.ndarray:
+    """Standard errors of means and standard deviations of columns `(n, k)`, over those that are warned of, `(2, k)`."""
+    (mean, sd), size = errors.of_moments(table), deviations(table)
+    return np.stack([mean / np.where(size > 0.0, size, 1.0) / OF_MEAN, sd / OF_SD])
+
+
+def unsure_message(posterior: LearntPosterior, remedy: str) -> str:
+    """The warning that a posterior may be off, and what would mend that."""
+    assert posterior.errors is not None
+    columns = numbers(posterior.drawn.latents)
+    table = np.stack(list(columns.values()), axis=1)
+    found = _relative(posterior.errors, table)
+    worst, size = int(np.argmax(found.max(axis=0))), len(posterior.simulations)
+    mean, sd = posterior.errors.of_moments(table)[:, worst]
+    needed = size * max(2.0, float(np.max(found)) ** 2)
+    return (
+        f"The posterior mean of {list(columns)[worst]} may be off by {mean:.2g}, {mean / table[:, worst].std():.2g} "
+        f"posterior standard deviations, and its standard deviation by {sd:.0%}: one standard error each, as far as "
+        f"halves of the {size:,} simulations differ and rounds moved it. {remedy} If errors fall with the root of "
+        f"their number, about {float(f'{needed:.1g}'):,.0f} suffice. Neither helps where the model cannot make the "
+        "observation: `kme.diagnostics.misspecification_test`."
+    )

@@ -12,6 +12,7 @@ from numpyro.diagnostics import summary
 from numpyro_kme._core import Recomputed, Saved, arviz, checks, numbers, saveable
 from numpyro_kme._core.display import Card, extremes, mean_and_sd, names_and_shapes, shown
 from numpyro_kme.models.problem import Problem, SimulatorSite
+from numpyro_kme.samplers.importance import StandardErrors
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.simulations import of_rows
 
@@ -32,6 +33,8 @@ class Posterior(Recomputed, Saved):
         info: What a person reads, in order: `{what: number or sentence}`.
         problem: What the model consists of, with the observation; None where an engine reads a model in another way.
         simulations: The simulations that were used, where they are kept.
+        errors: Standard errors of its expectations: what other simulations or a further run would change. None where
+            the method has none.
     """
 
     engine: str
@@ -41,6 +44,7 @@ class Posterior(Recomputed, Saved):
     info: Mapping[str, Any] = field(default_factory=dict)
     problem: Problem | None = None
     simulations: Simulations | None = None
+    errors: StandardErrors | None = None
 
     def _card(self) -> Card:
         return Card(
@@ -92,6 +96,29 @@ class Posterior(Recomputed, Saved):
         """
         return np.mean(np.asarray(function(dict(self.samples))), axis=0)
 
+    @property
+    def error_of_mean(self) -> dict[str, np.ndarray]:
+        """Standard error of the posterior mean of each site, in its units, `{site: (*shape)}` (`StandardErrors`)."""
+        return {name: self._of_moments(value)[0] for name, value in self.samples.items()}
+
+    @property
+    def error_of_sd(self) -> dict[str, np.ndarray]:
+        """Standard error of the posterior standard deviation of each site, relative to it, `{site: (*shape)}`."""
+        return {name: self._of_moments(value)[1] for name, value in self.samples.items()}
+
+    def error_of_expectation(self, function: Callable[[Samples], Any]) -> np.ndarray:
+        """Standard error of `expectation(function)`, `(*event)`."""
+        return self._of_moments(np.asarray(function(dict(self.samples))))[0]
+
+    def _of_moments(self, values: np.ndarray) -> np.ndarray:
+        if self.errors is None:
+            raise checks.explained(
+                f"The posterior of {self.engine} has no standard errors. Use KELFI(standard_errors=True) with at least "
+                "20 simulations.",
+                NotImplementedError,
+            )
+        return self.errors.of_moments(np.asarray(values, np.float64))
+
     @classmethod
     def load(cls, path: str | PathLike, problem: Problem | None = None) -> Self:
         """Read what `save` wrote, in any process and on any machine; nothing in the file is executed.
@@ -123,18 +150,16 @@ class Posterior(Recomputed, Saved):
         return replace(self, problem=None)
 
     def print_summary(self, prob: float = 0.9) -> None:
-        """Print a table of the posterior, with the narrowest intervals that hold a fraction `prob` of the draws, then
-        what was learnt."""
+        """Print a table of the posterior, with standard errors of means and standard deviations where they are known,
+        and the narrowest intervals that hold a fraction `prob` of the draws, then what was learnt."""
         every = numbers(self.samples)
         few = dict(list(every.items())[:SHOWN])
-        rows = summary(by_chain(few), prob)
-        titles = [
-            title for title in next(iter(rows.values())) if title not in ("n_eff", "r_hat")
-        ]  # these are of chains
+        table = zip(few, few.values(), summary(by_chain(few), prob).values())
+        rows = {name: self._row(values, row) for name, values, row in table}
         wide = max(10, *map(len, rows))
-        print("\n" + " " * wide + "".join(f" {title:>9}" for title in titles))
+        print("\n" + " " * wide + "".join(f" {title:>8}" for title, _ in next(iter(rows.values()))))
         for name, row in rows.items():
-            print(f"{name:>{wide}}" + "".join(f" {float(row[title]):>9.3g}" for title in titles))
+            print(f"{name:>{wide}}" + "".join(f" {value:>8.3g}" for _, value in row))
         if len(every) > len(few):
             print(f"{'':>{wide}} and {len(every) - len(few)} numbers more")
         print()
@@ -142,6 +167,15 @@ class Posterior(Recomputed, Saved):
         for name, value in self.info.items():
             lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
             print(lines.fill(_readable(value, self._labels_of(value))))
+
+    def _row(self, values: np.ndarray, row: Mapping[str, Any]) -> list[tuple[str, float]]:
+        """Titles and numbers of a row of the summary: that of NumPyro, without what is of chains, and each mean and
+        standard deviation with its standard error, where these are known."""
+        mean, sd, *quantiles = ((title, float(n)) for title, n in row.items() if title not in ("n_eff", "r_hat"))
+        if self.errors is None:
+            return [mean, sd, *quantiles]
+        errors = self._of_moments(values) * [1.0, sd[1]]
+        return [mean, ("error", errors[0]), sd, ("error", errors[1]), *quantiles]
 
     def _labels_of(self, value: Any) -> tuple[str, ...]:
         """Names of the numbers of a vector in `info`, if there are as many statistics."""
@@ -169,7 +203,8 @@ class Posterior(Recomputed, Saved):
             dims: Names of the dimensions of one draw, by variable, those of plates first.
         Returns:
             Groups `posterior`, `sample_stats`, `observed_data`, and what the engine adds, such as `prior` and
-            `prior_predictive` with the simulations.
+            `prior_predictive` with the simulations; `standard_errors` of means, and of standard deviations relative to
+            these, along the dimension `moment`, where they are known.
         """
         groups = {"posterior": by_chain(self.samples), "sample_stats": by_chain(self.fields), **self.groups}
         if log_likelihood:
@@ -180,8 +215,13 @@ class Posterior(Recomputed, Saved):
             for name, site in sites.items()
             if site.simulator.labels and site.simulator.event_dim == 1
         }
-        attrs = {"engine": self.engine, **self.info}
-        return arviz.to_inference_data(groups, coords=named | dict(coords or {}), dims=dims, attrs=attrs)
+        attrs, leading = {"engine": self.engine, **self.info}, {}
+        if self.errors is not None:
+            groups["standard_errors"] = {name: self._of_moments(value) for name, value in self.samples.items()}
+            named["moment"], leading["standard_errors"] = ["mean", "sd"], ["moment"]
+        return arviz.to_inference_data(
+            groups, coords=named | dict(coords or {}), dims=dims, attrs=attrs, leading=leading
+        )
 
     def _super_samples(self, samples: Samples) -> "Posterior":
         """This posterior with samples chosen by herding."""

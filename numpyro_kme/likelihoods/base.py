@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import Array, Card, Recomputed, checks, short
-from numpyro_kme.kernels.base import namespace, register
+from numpyro_kme.kernels.base import namespace, register, take
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.extrapolation import Region
 
@@ -244,3 +244,15 @@ class Form(abc.ABC):
             measure: The prior in coordinates, for objectives and reports that need one.
             y: The observation, for objectives that need it.
         """
+
+    def again(
+        self, learnt: Any, z: np.ndarray, x: Any, rows: np.ndarray, *, measure: Any = None, y: Any = None
+    ) -> Surrogate:
+        """Learn from some of the simulations what `fit` has `learnt` from all of them, which may say how; here anew.
+
+        Args:
+            learnt: The surrogate of all simulations.
+            z, x, measure, y: As `fit` takes them.
+            rows: Numbers of the simulations.
+        """
+        return self.fit(z[rows], take(x, rows), measure=measure, y=y)

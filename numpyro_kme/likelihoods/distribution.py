@@ -42,6 +42,9 @@ class FittedLikelihood(Saved, Recomputed):
         simulated: Coordinates of the simulations it was learnt from, `(m, D)`; the same for draws that share them.
         near: The observation near whose posterior rounds simulated, and which alone it serves; None where it serves
             every observation.
+        others: What other simulations teach: the likelihoods of halves of them, and that of the round before. How far
+            these move a posterior says what it may be off by (`StandardErrors`).
+        shares: What each of those counts.
     """
 
     surrogate: Surrogate
@@ -49,6 +52,8 @@ class FittedLikelihood(Saved, Recomputed):
     event_shape: tuple[int, ...] = field(metadata=dict(static=True))
     simulated: solves.Array
     near: ArrayLike | None = None
+    others: tuple["FittedLikelihood", ...] = ()
+    shares: tuple[float, ...] = field(default=(), metadata=dict(static=True))
 
     def _card(self) -> Card:
         inside = self.surrogate._card()
@@ -58,6 +63,12 @@ class FittedLikelihood(Saved, Recomputed):
             | dict(inside.rows),
             "handlers.surrogate(model, {site: fitted}) puts it into a model; fitted(*params) is the distribution",
         )
+
+    def after(self, before: "FittedLikelihood") -> "FittedLikelihood":
+        """This likelihood with that of a round before among `others`, which counts for no more than one of a half."""
+        number, further = before.num_simulations, self.num_simulations - before.num_simulations
+        bare = replace(before, others=(), shares=())
+        return replace(self, others=(*self.others, bare), shares=(*self.shares, min(1.0, number / max(further, 1))))
 
     def warn_unless_near(self, value: ArrayLike) -> None:
         """Warn where rounds simulated near the posterior of another observation than this one."""
@@ -136,6 +147,7 @@ def fit_likelihood(
     measure: Measure | None = None,
     y: ArrayLike | None = None,
     names: Sequence[str] = (),
+    standard_errors: bool = True,
 ) -> FittedLikelihood:
     """Learn a simulator's likelihood from any table of its arguments and outputs.
 
@@ -148,6 +160,8 @@ def fit_likelihood(
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.
         names: Of the numbers of one output, flattened, for what is reported.
+        standard_errors: Whether to learn from halves of the simulations, too (`others`), for which it takes up to twice
+            as long.
     Raises:
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
@@ -165,11 +179,39 @@ def fit_likelihood(
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
     coordinates = coordinates or Coordinates.standardise(theta)
     z = coordinates.table(theta)
+    form, points, point = _as_read(form, coordinates, x, y)
+    surrogate = form.fit(z, points, measure=measure, y=point)
+    fitted = FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
+    return with_halves(fitted, x, form=form, measure=measure, y=y) if standard_errors else fitted
+
+
+SPLITS = 2
+"""How often simulations are split into halves: once leaves two degrees of freedom to a single latent."""
+
+
+def with_halves(
+    fitted: FittedLikelihood, x: np.ndarray, *, form: Form | None, measure: Measure | None = None, y: Any = None
+) -> FittedLikelihood:
+    """The likelihood with those of halves of its simulations before the `others`, where there are enough, and all
+    numbers that vary over all outputs vary over the halves; arguments as `fit_likelihood` takes them."""
+    form, points, point = _as_read(form, fitted.coordinates, x, y)
+    z, rng, table, found = np.asarray(fitted.simulated), np.random.default_rng(0), x.reshape(len(x), -1), []
+    varies = (table != table[0]).any(axis=0)
+    with checks.collected_warnings():
+        for rows in [half for _ in range(SPLITS) for half in Repeats.of(z).halves(rng)]:
+            if len(rows) >= MIN_SIMULATIONS and np.all(varies == (table[rows] != table[rows[0]]).any(axis=0)):
+                surrogate = form.again(fitted.surrogate, z, points, rows, measure=measure, y=point)
+                found.append(replace(fitted, surrogate=surrogate, simulated=z[rows], others=(), shares=()))
+    shares = (1.0 / len(found),) * len(found) if found else ()
+    return replace(fitted, others=(*found, *fitted.others), shares=(*shares, *fitted.shares))
+
+
+def _as_read(form: Form | None, coordinates: Coordinates, x: np.ndarray, y: Any) -> tuple[Form, Any, Any]:
+    """A form of the likelihood, and outputs and the observation as it reads them."""
     form = form or (ResidualKernelMeans() if len(x) >= MIN_SIMULATIONS else KernelMeans())
     form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
     point = None if y is None else take(form.points(np.asarray(in_jax_types(y))[None]), 0)
-    surrogate = form.fit(z, form.points(x), measure=measure, y=point)
-    return FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
+    return form, form.points(x), point
 
 
 class RealValued(Distribution):
@@ -209,7 +251,7 @@ class KernelMeansLikelihood(RealValued):
 
     paper = "hsu2019bayesian"
 
-    pytree_data_fields = ("fitted", "arguments", "prepared")
+    pytree_data_fields = ("fitted", "arguments", "prepared", "bounds")
     pytree_aux_fields = ("_read_otherwise",)
 
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
@@ -218,6 +260,7 @@ class KernelMeansLikelihood(RealValued):
         if checks.is_concrete((self.arguments, fitted)):
             fitted.coordinates.require_simulated(self.arguments)
         self.prepared: PreparedLikelihood | None = None
+        self.bounds: Bounds | None = None
         super().__init__(self.arguments.shape[:-1], fitted.event_shape)
 
     def in_batches(self, shape: tuple[int, ...]) -> "KernelMeansLikelihood":
@@ -248,6 +291,7 @@ class KernelMeansLikelihood(RealValued):
             return self
         self.fitted.warn_unless_near(value)
         new = copy.copy(self)
+        new.bounds = bounds
         new.prepared = prepare(self.fitted, np.asarray(value), mask if checks.is_concrete(mask) else True, bounds)
         return new
 

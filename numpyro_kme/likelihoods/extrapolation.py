@@ -159,9 +159,6 @@ class Repeats:
         return np.concatenate([order[first], order[~first]])
 
     def halves(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of all rows of half of the kinds, at random, and of the first one of each other kind."""
-        chosen = rng.permutation(len(self))
-        place = np.argsort(chosen)[self.kind]
-        order = np.argsort(place, kind="stable")
-        half = len(self) // 2
-        return order[: np.sum(place < half)], self.first[chosen[half:]]
+        """Numbers of all rows of half of the kinds, at random, and of those of the others."""
+        of_first = rng.permutation(len(self))[self.kind] < len(self) // 2
+        return np.flatnonzero(of_first), np.flatnonzero(~of_first)

@@ -7,7 +7,7 @@ length is a statistic before the others: the mean of 20 rows scatters three time
 """
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.kernels.length_scales import KernelRule
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.learnt_statistics import LearntStatistics, StatisticsSurrogate
+from numpyro_kme.likelihoods.learnt_statistics import Again, LearntStatistics, StatisticsSurrogate
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
@@ -72,6 +72,11 @@ class KernelStatistics(Form):
         statistics = KernelRegressed(regression, event_shape, ends, gaps)
         inner = self.form.fit(z, table)
         return StatisticsSurrogate(statistics, inner.named(statistics.names), table)
+
+    def again(self, learnt, z, x, rows, *, measure=None, y=None) -> StatisticsSurrogate:
+        """Implement `Form.again`: statistics are learnt again, too."""
+        form = Again(self.form, learnt.inner, learnt.simulated.shape[1])
+        return replace(self, form=form).fit(np.asarray(z)[rows], np.asarray(x)[rows], measure=measure, y=y)
 
 
 def gaps_of(y: np.ndarray) -> tuple[int, ...]:

@@ -121,6 +121,32 @@ class OfStatistics(Form):
         inner = self.form.fit(z, learnt.simulated, measure=measure, y=seen)
         return StatisticsSurrogate(learnt.statistics, inner.named(learnt.statistics.names), learnt.simulated)
 
+    def again(self, learnt, z, x, rows, *, measure=None, y=None) -> "StatisticsSurrogate":
+        """Implement `Form.again`: statistics are learnt again, too."""
+        form = Again(self.form, learnt.inner, learnt.simulated.shape[1])
+        return replace(self, form=form).fit(z[rows], x[rows], measure=measure, y=y)
+
+
+@frozen
+class Again(Form):
+    """Settings of a likelihood that is learnt again (`Form.again`), of statistics that were learnt again.
+
+    Attributes:
+        form: The settings of the first time.
+        learnt: What was learnt then, of so many statistics.
+        number: How many.
+    """
+
+    form: Form
+    learnt: Surrogate
+    number: int
+
+    def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
+        """Implement `Form.fit`; anew where other statistics than then were chosen."""
+        if x.shape[1] != self.number:
+            return self.form.fit(z, x, measure=measure, y=y)
+        return self.form.again(self.learnt, z, x, np.arange(len(z)), measure=measure, y=y)
+
 
 @register
 class StatisticsSurrogate(TransformedSurrogate):

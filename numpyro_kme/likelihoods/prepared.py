@@ -65,6 +65,13 @@ class PreparedLikelihood(LikelihoodAt):
         blocks = np.split(z, range(size, len(z), size))
         return np.concatenate([np.asarray(self._over("log_density", block, 1)) for block in blocks])
 
+    def total(self, z: np.ndarray, mask: Any, scale: Any, plates: int) -> np.ndarray:
+        """`log_densities` of the outputs that count, each to the power of its scale, added up, `(k,)`; axes of the
+        batch beyond so many `plates` are of plates that were made part of the event."""
+        found = np.where(mask, self.log_densities(z), 0.0)
+        scaled = scale * np.sum(found, axis=tuple(range(1 + plates, found.ndim)))
+        return np.sum(scaled.reshape(len(found), -1), axis=1)
+
     @jax.numpy_rank_promotion("allow")
     def _over(self, method: str, z: Any, first: int = 0) -> Any:
         """A method of the parts at points `(*first, *groups, D)`."""

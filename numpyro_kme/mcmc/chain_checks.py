@@ -1,22 +1,27 @@
-"""Checks of chains: draws beyond what a surrogate learnt, and how much of a posterior or a density is noise."""
+"""Checks of chains: draws beyond what a surrogate learnt, what they may be off by, and how much of a posterior or a
+density is noise."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
+from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
-from numpyro_kme._core import checks, compat, frozen, in_present_precision
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, KernelMeansLikelihood
+from numpyro_kme._core import checks, compat, frozen, host, in_present_precision
+from numpyro_kme.likelihoods.descent import ravel
+from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
 from numpyro_kme.likelihoods.extrapolation import extrapolation_message
+from numpyro_kme.likelihoods.prepared import prepare
 from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
-from numpyro_kme.samplers.importance import effective_size
+from numpyro_kme.samplers.importance import StandardErrors, deviations, effective_size
 from numpyro_kme.simulations.simulations import of_rows
 
 
@@ -30,18 +35,29 @@ class SurrogateCheck:
         negative: Fraction of the evaluations where the signed surrogate is negative, so that its positive version was
             sampled; more than 0.05 is worth a warning.
         negligible: Share `beyond` that is not worth a warning.
+        error_of_mean: Standard error of the mean of each latent, in its units, `{site: (*shape)}`: what other
+            simulations of this site, or a further chain, would change (`StandardErrors`). Of several sites the squares
+            add up. Empty where the likelihood was learnt without (`fit_likelihood(standard_errors=False)`).
+        error_of_sd: That of each standard deviation, relative to it.
+        off: Largest of these, of means in posterior standard deviations.
     """
 
     beyond: float
     negative: float
     negligible: float
+    error_of_mean: Mapping[str, np.ndarray] = field(default_factory=dict)
+    error_of_sd: Mapping[str, np.ndarray] = field(default_factory=dict)
+    off: float = 0.0
 
     def findings(self, site: str) -> list[str]:
         """Warnings at a site, and what to do next."""
         again = "Simulate more, best at these draws (`refine`), and sample again."
-        far = extrapolation_message(site, self.beyond, again)
-        negative = _negative_message(site, self.negative)
-        return [far] * (self.beyond > self.negligible) + [negative] * (self.negative > 0.05)
+        found = (
+            (self.beyond > self.negligible, extrapolation_message(site, self.beyond, again)),
+            (self.negative > 0.05, _negative_message(site, self.negative)),
+            (self.off > 0.5, _off_message(site, self.off)),
+        )
+        return [sentence for wrong, sentence in found if wrong]
 
 
 def _negative_message(site: str, negative: float) -> str:
@@ -49,6 +65,15 @@ def _negative_message(site: str, negative: float) -> str:
     return (
         f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws, where its positive version "
         "stands for it. Simulate more."
+    )
+
+
+def _off_message(site: str, off: float) -> str:
+    """The warning that moments of a chain may be off by more than half a standard deviation."""
+    return (
+        f"A posterior mean, or a standard deviation, may be off by {off:.2g} posterior standard deviations, one "
+        f"standard error, by what was learnt at site {site!r}: `error_of_mean` and `error_of_sd` have all. Simulate "
+        "more, best at these draws (`refine`), and sample again."
     )
 
 
@@ -68,12 +93,12 @@ def check_surrogate(
     Raises:
         ValueError: If no observed site has a learnt likelihood.
     Warns:
-        UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, or more than
-            5 % negative.
+        UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, more than
+            5 % negative, or a standard error is above half a posterior standard deviation.
     """
     _check_shapes(model, samples, args, kwargs)
     draws = _evenly_spaced(samples, max_draws)
-    observed: dict[str, tuple[FittedLikelihood, Any]] = {}
+    observed: dict[str, tuple[KernelMeansLikelihood, Any, int]] = {}
 
     def one(latents):
         found = {}
@@ -81,8 +106,9 @@ def check_surrogate(
             fn = compat.innermost(site["fn"]) if site["type"] == "sample" and site["is_observed"] else None
             if isinstance(fn, KernelMeansLikelihood):
                 mask = compat.mask(site["fn"])
-                observed[name] = fn.fitted, site["value"]
-                found[name] = fn.arguments, jnp.asarray(mask), _negative(fn, site["value"], mask)
+                observed[name] = fn, site["value"], len(site["fn"].batch_shape)
+                scale = 1.0 if site["scale"] is None else site["scale"]
+                found[name] = fn.arguments, jnp.asarray(mask), jnp.asarray(scale), _negative(fn, site["value"], mask)
         return found
 
     found = jax.jit(jax.vmap(one))(in_present_precision(draws))
@@ -91,16 +117,36 @@ def check_surrogate(
         "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
     )
     reports = {}
-    for name, (arguments, masks, negative) in found.items():
-        (fitted, value), mask = observed[name], np.asarray(masks)[0]
-        beyond = fitted.beyond(value, fitted.coordinates.table(arguments), mask)
+    for name, (arguments, masks, scales, negative) in found.items():
+        (fn, value, plates), mask = observed[name], np.asarray(masks)[0]
+        fitted, z = fn.fitted, fn.fitted.coordinates.table(arguments)
+        beyond = fitted.beyond(value, z, mask)
         counts = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, beyond.shape[1:]))
         number = np.sum(counts.any(axis=tuple(range(counts.ndim - beyond.ndim + 1))))
         proportion = beyond.sum() / max(1, len(beyond) * int(number))
-        reports[name] = SurrogateCheck(float(proportion), float(np.mean(negative)), fitted.negligible)
+        errors = _errors(fn, value, z, mask, np.asarray(scales)[0], plates, draws) if fitted.others else ({}, {}, 0.0)
+        reports[name] = SurrogateCheck(float(proportion), float(np.mean(negative)), fitted.negligible, *errors)
         for sentence in reports[name].findings(name):
             checks.warn(sentence)
     return reports
+
+
+def _errors(fn, value, z, mask, scale, plates, draws) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], float]:
+    """Standard errors of means and of standard deviations of draws that a site's likelihood leaves, and the largest."""
+    with host.one_blas_thread, checks.collected_warnings():
+        own, *logs = (
+            prepare(fitted, np.asarray(value), mask, fn.bounds).brief().total(z, mask, scale, plates)
+            for fitted in (fn.fitted, *fn.fitted.others)
+        )
+    table = ravel(draws, 1).astype(np.float64)
+    varying = table[:, deviations(table) > 0.0]
+    known = len(table) >= 4 and varying.size > 0  # NumPyro asks for four draws
+    size = float(np.min(effective_sample_size(varying[None]))) if known else float(len(table))
+    errors = StandardErrors.of(np.array(logs) - own, fn.fitted.shares, size, table)
+    found = {name: errors.of_moments(np.asarray(part, np.float64)) for name, part in draws.items()}
+    mean, sd = errors.of_moments(table)
+    relative = mean / np.maximum(deviations(table), 1e-300)
+    return {k: v[0] for k, v in found.items()}, {k: v[1] for k, v in found.items()}, float(max(*relative, *sd))
 
 
 def _negative(fn: KernelMeansLikelihood, value, mask) -> jax.Array:

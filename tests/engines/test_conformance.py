@@ -469,8 +469,11 @@ def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     (header,) = (line for line in lines if "median" in line)
-    assert header.split() == ["mean", "std", "median", "5.0%", "95.0%"]
-    theta = next(line for line in lines if line.split()[:1] == ["theta"]).split()[1:]
+    titles, errors = ["mean", "error", "std", "error", "median", "5.0%", "95.0%"], fitted(name).posterior.errors
+    titles = titles if errors else [title for title in titles if title != "error"]
+    assert header.split() == titles and (errors is not None) == (name == "KELFI")
+    row = next(line for line in lines if line.split()[:1] == ["theta"]).split()[1:]
+    theta = [number for title, number in zip(titles, row) if title != "error"]
     draws = fitted(name).get_samples()["theta"]
     np.testing.assert_allclose([float(n) for n in theta[:3]], [draws.mean(), draws.std(), np.median(draws)], rtol=0.02)
     assert sum("effective sample size" in line for line in lines) == (

@@ -57,6 +57,7 @@ def kelfi():
     return engine
 
 
+@pytest.mark.filterwarnings("ignore:.*may be off by")
 @pytest.mark.filterwarnings("ignore:.*lie beyond the simulated parameters")  # as a series at the end of the prior may
 def test_posterior_is_near_the_exact_one(kelfi):
     assert_near(kelfi.get_samples(), X)

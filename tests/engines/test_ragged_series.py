@@ -71,6 +71,7 @@ def test_the_same_weeks_may_be_missing_elsewhere_and_no_others(lost_weeks):
         lost_weeks.condition(jax.random.key(1), x=with_gaps(11, (3, 5)))
 
 
+@pytest.mark.filterwarnings("ignore:.*may be off by")
 def test_many_series_and_nuts_lack_the_same_weeks(lost_weeks, tmp_path):
     x = with_gaps(11, (3, 8, 9))
     many = lost_weeks.condition_many(jax.random.key(4), {"x": np.stack([pad(x, LONGEST)] * 2)})

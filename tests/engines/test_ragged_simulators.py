@@ -60,6 +60,7 @@ def test_posterior_of_another_length(kelfi):
         assert 0.6 < draws.std() * np.sqrt(n + 1) < 1.7
 
 
+@pytest.mark.filterwarnings("ignore:.*may be off by")
 def test_a_padded_observation_is_the_same(kelfi):
     one, other = (kelfi.condition(jax.random.key(3), x=x).get_samples() for x in (OBSERVED, pad(OBSERVED, 40)))
     np.testing.assert_array_equal(one["mu"], other["mu"])

@@ -30,7 +30,7 @@ BANK = kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)))
 
 
 def run(num_simulations=60, seed=3, **settings):
-    engine = kme.KELFI(narrow, num_simulations, progress_bar=False, **settings)
+    engine = kme.KELFI(narrow, num_simulations, standard_errors=False, progress_bar=False, **settings)
     engine.run(jax.random.key(seed), x=np.array([FAR]))
     return engine
 
@@ -81,7 +81,7 @@ def test_the_engine_chooses_rounds_where_the_posterior_is_narrow(monkeypatch):
     assert everywhere.posterior.simulations.proposed == 0 and len(everywhere.posterior.simulations) == 100
     assert len(np.unique(everywhere.posterior.simulations.latents["theta"])) == 100
     everywhere.condition(jax.random.key(4), x=np.array([0.0]))
-    assert everywhere.info["rounds"].startswith("simulations 20, 80; the posterior moved by")
+    assert everywhere.info["rounds"] == "simulations 20, 80"
     near.refine(jax.random.key(5), {"theta": np.linspace(0.5, 1.5, 20)})  # which makes it serve no more than it did
     for use in (
         lambda: near.condition(jax.random.key(4), x=np.array([0.0])),
@@ -126,7 +126,7 @@ def test_how_many_rounds_the_engine_makes(settings, rounds):
 
 def test_refining_adds_simulations_where_asked():
     """From 20 to 40, whose programs the first two rounds have compiled."""
-    engine = kme.KELFI(narrow, 20, progress_bar=False)
+    engine = kme.KELFI(narrow, 20, standard_errors=False, progress_bar=False)
     engine.run(jax.random.key(3), x=np.array([0.5]))
     engine.refine(jax.random.key(5), {"theta": np.linspace(0.3, 0.7, 20)})
     assert len(engine.posterior.simulations) == 40

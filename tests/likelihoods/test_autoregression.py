@@ -94,5 +94,6 @@ def test_by_jax_and_in_float32(series):
 def test_without_decorrelation_or_curves_there_is_none(left_out, rng):
     z = rng.normal(size=(300, 1))
     learnt = replace(FORM, **left_out).fit(z, turning(rng, z))
-    assert not learnt.form_of_half.curved and learnt.form_of_half.steps == FORM.steps // 3
+    again = replace(FORM, **left_out).again(learnt, z, turning(rng, z), np.arange(150))
+    assert not again.form.curved and again.form.steps == FORM.steps // 3
     assert learnt.decorrelation.curved is None and "given those before" not in learnt.describe()

@@ -205,7 +205,8 @@ def test_bounds_are_found_where_they_are_and_nowhere_else(rng):
     for kind, e in noise.items():
         surrogate = kme.ResidualKernelMeans().fit(z, z + e[:, None])
         assert surrogate.standardisation.support.side.tolist() == [kind if abs(kind) == 1.0 else 0.0]
-        assert surrogate.form_of_half.bounds == (abs(kind) == 1.0)
+        again = kme.ResidualKernelMeans().again(surrogate, z, z + e[:, None], np.arange(150))
+        assert again.form.bounds == (abs(kind) == 1.0)
 
 
 def test_bounds_are_not_looked_for_where_they_are_not_wanted(rng):

@@ -332,7 +332,7 @@ def learnt():
     theta = np.random.default_rng(0).normal(size=(200, 2))
     hyper = Hyperparameters(Gaussian(np.full(2, 1.5)), Gaussian(np.full(2, 1.0)), np.array(1e-3))
     x = theta + np.random.default_rng(1).normal(size=(200, 2))
-    return fit_likelihood(theta, x, form=KernelMeans(hyperparameters=hyper))
+    return fit_likelihood(theta, x, form=KernelMeans(hyperparameters=hyper), standard_errors=False)
 
 
 def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explained():
@@ -418,3 +418,27 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
         check_surrogate(smodel, {"eta": worst}, x)
     with pytest.raises(ValueError, match=r"`value` must have shape .*got .3,."):
         handlers.seed(smodel, 0)(np.zeros(3))
+
+
+def around(rng_key, mean, log_sd):
+    return mean + jnp.exp(log_sd) * jax.random.normal(rng_key)
+
+
+def test_standard_errors_of_a_chain_are_those_of_the_same_draws_of_kelfi():
+    """With draws along a plate, some masked, all scaled; the effective sizes of the draws differ."""
+
+    def along(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("draws", 12), handlers.mask(mask=np.arange(12) < 9), handlers.scale(scale=0.5):
+            numpyro.sample("x", Simulator(around, theta[0], theta[1]), obs=x)
+
+    x = np.random.default_rng(0).normal(size=12).astype(np.float32)
+    engine = KELFI(along, 150, num_rounds=1, progress_bar=False)
+    engine.run(jax.random.key(0), x=x)
+    found = check_surrogate(surrogate(along, engine.likelihoods), engine.get_samples(), x=x)["x"]
+    sd, posterior = engine.get_samples()["theta"].std(axis=0), engine.posterior
+    np.testing.assert_allclose(found.error_of_mean["theta"] / sd, posterior.error_of_mean["theta"] / sd, atol=0.02)
+    np.testing.assert_allclose(found.error_of_sd["theta"], posterior.error_of_sd["theta"], atol=0.02)
+    np.testing.assert_allclose(found.off, max(*found.error_of_mean["theta"] / sd, *found.error_of_sd["theta"]), 1e-5)
+    said = SurrogateCheck(0.0, 0.0, 0.01, off=0.6).findings("x")
+    assert len(said) == 1 and "may be off by 0.6 posterior standard deviations" in said[0]

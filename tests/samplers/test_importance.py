@@ -26,3 +26,21 @@ def test_proposals_reach_the_posterior_in_many_dimensions(dim, most, least):
         z = found.sample(jax.random.key(10 + seed), 4000)
         weights = special.softmax(log_likelihood(z) + prior.log_densities(z) - found.log_densities(z))
         assert 1.0 / np.sum(weights**2) > least * 4000
+
+
+def test_standard_errors_by_hand(rng):
+    """Normal draws, and other normal densities: by the formula with their moments, and the mean over the numbers."""
+    draws = np.stack([rng.normal(size=200_000), 3.0 * rng.normal(size=200_000), np.ones(200_000)], axis=1)
+    x, shift, width = draws[:, 0], 0.3, 1.25
+    moved = [sign * shift * x - 0.5 * shift**2 for sign in (1.0, -1.0)]
+    wider = 0.5 * x**2 * (1.0 - 1.0 / width**2) - np.log(width) + 0.7
+    errors = importance.StandardErrors.of(np.array([*moved, wider]), (0.5, 0.5, 2.0), 400.0, draws)
+    of_mean, of_sd = shift**2, 2.0 * (width - 1.0) ** 2
+    expected = np.sqrt([0.75 * of_mean + 1.0 / 400.0, 0.75 * of_sd + 0.5 / 400.0])  # half own, half the mean of two
+    found = errors.of_moments(draws)
+    np.testing.assert_allclose(found[:, 0], expected, rtol=0.03)
+    other = np.sqrt([0.25 * of_mean + 1.0 / 400.0, 0.25 * of_sd + 0.5 / 400.0])
+    np.testing.assert_allclose(found[:, 1], other * [3.0, 1.0], rtol=0.03)
+    np.testing.assert_array_equal(found[:, 2], 0.0)
+    np.testing.assert_allclose(errors.of_log_evidence, np.sqrt(2.0 * 0.7**2 + 1.0 / 400.0), rtol=0.01)
+    np.testing.assert_allclose(errors.of_moments(draws[:, :2].reshape(-1, 1, 2)), found[:, None, :2])

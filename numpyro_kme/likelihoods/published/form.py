@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, frozen
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import Batched, Kernel, register
+from numpyro_kme.kernels.base import Batched, Kernel, register, take
 from numpyro_kme.kernels.data_sets import EmpiricalMeasure
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.stationary import Gaussian
@@ -104,6 +104,11 @@ class KernelMeans(Form):
         solution = solve.fit(learnt.hyper, z)
         summary = summarise(learnt.hyper, z, data)
         return KernelMeansSurrogate(z, data, learnt.hyper, solution, transform, summary, learnt.at_bounds)
+
+    def again(self, learnt: "KernelMeansSurrogate", z, x, rows, *, measure=None, y=None) -> "KernelMeansSurrogate":
+        """Implement `Form.again`: with the same hyperparameters."""
+        known = replace(self, hyperparameters=learnt.hyper, length_scale=None)
+        return known.fit(z[rows], take(x, rows), measure=measure, y=y)
 
     def _learn(self, training) -> LearntHyperparameters:
         if self.hyperparameters is not None:

@@ -114,6 +114,14 @@ class ResidualKernelMeans(Form):
         with host.one_blas_thread:
             return self._fit(z, x, StatisticsTransform.fit(x))
 
+    def again(self, learnt: ResidualSurrogate, z, x, rows, *, measure=None, y=None) -> ResidualSurrogate:
+        """Implement `Form.again`: in a third of the steps, without bounds or curves where all simulations show none;
+        hyperparameters are learnt from the same part of the simulations."""
+        bounds, curved = bool(np.any(learnt.standardisation.support.side)), learnt.decorrelation.curved is not None
+        subset = max(len(self.rows(z)) * len(rows) // len(z), MIN_SIMULATIONS)
+        settings = replace(self, bounds=bounds, curved=curved, subset=subset, steps=max(self.steps // 3, 1))
+        return settings.fit(z[rows], x[rows])
+
     def rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
         """Simulations that hyperparameters are learnt from, at random: first one of each that have the same
         coordinates, since others tell of functions where they are known, and not between."""

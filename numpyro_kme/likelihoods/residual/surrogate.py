@@ -102,14 +102,6 @@ class ResidualSurrogate(Surrogate):
     form: Any = field(metadata=dict(static=True))
 
     @property
-    def form_of_half(self) -> Any:
-        """The settings for half of the simulations: learnt from half as many, in a third of the steps, without bounds
-        or curves where all simulations show none."""
-        bounds, curved = bool(np.any(self.standardisation.support.side)), self.decorrelation.curved is not None
-        subset, steps = len(self.form.rows(self.simulated)) // 2, max(self.form.steps // 3, 1)
-        return replace(self.form, bounds=bounds, curved=curved, subset=max(subset, MIN_SIMULATIONS), steps=steps)
-
-    @property
     def moves(self) -> bool:
         """Implement `Surrogate.moves`."""
         return not np.all(self.unmoved)
