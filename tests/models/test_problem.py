@@ -163,9 +163,7 @@ def with_other_sites(x=None, counts=None, sums=None, twice=None):
     numpyro.sample("x", Simulator(total, log_rate, 1.0, 0.0), obs=x)
     with numpyro.plate("days", 3), numpyro.handlers.mask(mask=np.array([True, False, True])):
         numpyro.sample("counts", dist.Poisson(jnp.exp(log_rate)), obs=counts)
-    sums = numpyro.sample(
-        "sums", dist.MultivariateNormal(log_rate * jnp.ones(2), jnp.diag(jnp.array([1.0, 4.0]))), obs=sums
-    )
+    sums = numpyro.sample("sums", dist.Normal(log_rate, np.float32([1.0, 2.0])).to_event(1), obs=sums)
     numpyro.sample("twice", dist.Normal(2.0 * sums[0], 0.1), obs=twice)  # three draws, under no plate
 
 

@@ -214,12 +214,11 @@ def test_a_mask_inside_a_plate_does_not_hide_the_simulator_from_it():
 # what works with NumPyro
 
 
-@pytest.mark.x64
 def test_predictive_condition_substitute_uncondition():
     serial = Predictive(model, num_samples=6)(random.key(0))
     parallel = Predictive(model, num_samples=6, parallel=True)(random.key(0))
     for name in ("theta", "x"):
-        np.testing.assert_allclose(serial[name], parallel[name], rtol=1e-12)
+        np.testing.assert_allclose(serial[name], parallel[name], rtol=1e-5, atol=1e-6)
     assert serial["x"].shape == (6, 2)
 
     seeded = handlers.seed(model, 0)
