@@ -21,14 +21,14 @@ def narrow(x):
 
 
 def test_the_weight_of_a_normal_location_is_the_ratio_of_variances():
-    bootstrap = PosteriorBootstrap(narrow, NegativeLogLikelihood(), num_samples=600, progress_bar=False)
+    bootstrap = PosteriorBootstrap(narrow, NegativeLogLikelihood(), num_samples=300, progress_bar=False)
     bootstrap.run(jax.random.key(0), X)
     found = calibrate_weight(bootstrap)
     # Dirichlet weights: Var(replicate) = s^2 / (n + 1); the loss has Hessian 1, so the posterior has variance 1 / (w n)
     expected = (len(X) + 1) / (len(X) * X.var())
-    np.testing.assert_allclose(found.by_bootstrap, expected, rtol=5 * np.sqrt(2 / 600))
-    np.testing.assert_allclose(found.by_coverage, expected, rtol=5 * np.sqrt(0.09 / 600) / 0.17)
-    assert found.num_replicates == 600
+    np.testing.assert_allclose(found.by_bootstrap, expected, rtol=5 * np.sqrt(2 / 300))
+    np.testing.assert_allclose(found.by_coverage, expected, rtol=5 * np.sqrt(0.09 / 300) / 0.17)
+    assert found.num_replicates == 300
 
 
 def test_a_bootstrap_must_have_been_run():

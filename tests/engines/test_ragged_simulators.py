@@ -62,8 +62,11 @@ def test_posterior_of_another_length(kelfi):
 
 @pytest.mark.filterwarnings("ignore:.*may be off by")
 def test_a_padded_observation_is_the_same(kelfi):
+    """And the posterior is near the exact one."""
     one, other = (kelfi.condition(jax.random.key(3), x=x).get_samples() for x in (OBSERVED, pad(OBSERVED, 40)))
     np.testing.assert_array_equal(one["mu"], other["mu"])
+    assert abs(one["mu"].mean() - OBSERVED.sum() / 21) < 1.0 / np.sqrt(21)
+    assert 0.6 < one["mu"].std() * np.sqrt(21) < 1.7
 
 
 @pytest.mark.parametrize("model", [numpy_model, jax_model])

@@ -8,12 +8,12 @@ from numpyro_kme import fit_likelihood
 from numpyro_kme.kernels import EmpiricalMeasure, EmpiricalMeasureRule, Gaussian, WithLength, lengths, pad
 from numpyro_kme.likelihoods import KernelMeans, KernelStatistics
 
-SHORTEST, LONGEST = 10, 80
+SHORTEST, LONGEST = 5, 40
 GRID = np.linspace(-4.0, 4.0, 1601)[:, None]
 
 
-def trials(rng, mu, n):
-    return pad(rng.normal(mu, 1.0, size=n), LONGEST)
+def trials(rng, mu, n, longest=LONGEST):
+    return pad(rng.normal(mu, 1.0, size=n), longest)
 
 
 def simulated(rng, m, lengths_of):
@@ -40,22 +40,33 @@ def compared(surrogate, rng, n, values=(-1.0, -0.5, 0.0, 0.5, 1.0)):
     return np.sqrt(np.mean(np.square(errors))), widths.mean()
 
 
-@pytest.fixture(scope="module")
-def learnt():
+def learnt_from(m):
     rng = np.random.default_rng(3)
-    z, x = simulated(rng, 400, lambda z: rng.integers(SHORTEST, LONGEST + 1, size=len(z)))
+    z, x = simulated(rng, m, lambda z: rng.integers(SHORTEST, LONGEST + 1, size=len(z)))
     return KernelStatistics(EmpiricalMeasureRule()).fit(z, x), z, x
 
 
-@pytest.mark.parametrize("n", [pytest.param(10, marks=pytest.mark.slow), 30, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
+def learnt():
+    return learnt_from(400)
+
+
+@pytest.fixture(scope="module")
+def few():
+    """As many simulations as test_ragged_simulators has, by the same programs."""
+    return learnt_from(150)
+
+
+@pytest.mark.slow  # one length: test_ragged_simulators
+@pytest.mark.parametrize("n", [10, 20, 40])
 def test_the_posterior_is_that_of_the_own_length(learnt, n):
     error, width = compared(learnt[0], np.random.default_rng(n), n)
     assert error < 0.5
     assert 0.75 < width < 1.35
 
 
-def test_many_outputs_are_prepared_as_one_at_a_time(learnt):
-    surrogate, z, x = learnt
+def test_many_outputs_are_prepared_as_one_at_a_time(few):
+    surrogate, z, x = few
     together = surrogate.at_rows(x[:3]).log_density(z[:4, None])
     each = np.stack([surrogate.at(row).log_density(z[:4]) for row in x[:3]], axis=1)
     np.testing.assert_allclose(together, each, rtol=1e-6, atol=1e-8)
@@ -68,15 +79,15 @@ def told():
     """`n ~ 20 exp(z / 2)`, and trials that tell nothing."""
     rng = np.random.default_rng(1)
     z = rng.normal(size=200)
-    n = np.clip(np.round(20.0 * np.exp(0.5 * z + 0.2 * rng.normal(size=200))), 1, LONGEST).astype(int)
-    x = np.stack([trials(rng, 0.0, k) for k in n])
+    n = np.clip(np.round(20.0 * np.exp(0.5 * z + 0.2 * rng.normal(size=200))), 1, 80).astype(int)
+    x = np.stack([trials(rng, 0.0, k, 80) for k in n])
     return KernelStatistics(EmpiricalMeasureRule()).fit(z[:, None], x)
 
 
 @pytest.mark.slow
 def test_lengths_tell_of_the_parameter_where_it_decides_them(told):
     """The exact posterior is known from `log n` alone."""
-    middle, width = posterior(told, trials(np.random.default_rng(2), 0.0, 30))
+    middle, width = posterior(told, trials(np.random.default_rng(2), 0.0, 30, 80))
     precision = 1.0 + (0.5 / 0.2) ** 2
     assert abs(middle - (0.5 / 0.2**2) * np.log(30 / 20) / precision) < 0.15
     assert 0.7 < width * np.sqrt(precision) < 1.4
@@ -92,8 +103,8 @@ def test_kernel_means_compare_lengths_too(learnt):
     assert abs(middle - 0.4) < 0.4 and 0.5 < width * np.sqrt(31) < 3.0
 
 
-def test_observations_that_say_nothing_or_lie_outside(learnt):
-    surrogate, _, x = learnt
+def test_observations_that_say_nothing_or_lie_outside(few):
+    surrogate, _, x = few
     with pytest.raises(ValueError, match="no row"):
         surrogate.at(np.full(LONGEST, np.nan))
     broken = x[0].copy()
@@ -102,8 +113,8 @@ def test_observations_that_say_nothing_or_lie_outside(learnt):
         ValueError, match=r"lacks numbers of its rows \[3\], before its end, .* learnt from whole outputs"
     ):
         surrogate.at(broken)
-    with pytest.warns(UserWarning, match=f"has 5 rows, and the simulations have {lengths(x).min()} to"):
-        surrogate.at(pad(x[0, :5], LONGEST))
+    with pytest.warns(UserWarning, match=f"has 3 rows, and the simulations have {lengths(x).min()} to"):
+        surrogate.at(pad(x[0, :3], LONGEST))
     with pytest.raises(ValueError, match="2 of the 20 outputs have no row"):
         form = KernelStatistics(EmpiricalMeasureRule())
         form.fit(np.zeros((20, 1)), np.where(np.arange(20)[:, None] < 2, np.nan, x[:20]))
