@@ -124,7 +124,7 @@ def test_simulations_that_hang_and_raise(here, where):
     """Every simulation that does not fail by itself gives what it gives in this process."""
     raises, nan, hangs = here.arguments["x"][[3, 4, 11], 0]
     model = model_of(partial(troubled, raises=raises, nan=nan, hangs=hangs), **BLACK)
-    pools = {"threads": ThreadPoolExecutor(2), "processes": ProcessPoolExecutor(2, get_context("spawn")), "here": None}
+    pools = {"threads": ThreadPoolExecutor(2), "processes": ProcessPoolExecutor(1, get_context("spawn")), "here": None}
     found = bank(model, executor=pools[where], timeout=1.0, on_failure="skip")
     assert found.failures == {"x: OSError": 1, "x: not finite": 1, "x: timeout": 1}
     np.testing.assert_array_equal(found.index, np.delete(np.arange(30), [3, 4, 11]))
