@@ -142,7 +142,7 @@ def test_the_default_form_does_what_the_published_one_does(residual):
     """Density, evidence, mode, prediction, herding and informativeness, by quadrature of its own likelihood."""
     grid = np.linspace(-6, 6, 2001)
     step = grid[1] - grid[0]
-    log_q = np.asarray(jax.jit(jax.vmap(residual.likelihoods["x"].at(X).log_density))(grid[:, None]))
+    log_q = residual.likelihoods["x"].at(X).log_density(grid[:, None])
     joint = np.exp(log_q) * stats.norm.pdf(grid)
     mass = joint.sum() * step
     np.testing.assert_allclose(residual.posterior.log_marginal_likelihood(), np.log(mass), atol=0.1)

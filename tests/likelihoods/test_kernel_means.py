@@ -100,7 +100,7 @@ def test_positive_version(surrogate):
     """Close to `q` where it is large; finite gradients that lead back from anywhere, in both precisions."""
     likelihood = surrogate.at(Y)
     at_simulations = signed_values(likelihood, Z)
-    logs = np.asarray(jax.jit(jax.vmap(likelihood.log_density))(Z))
+    logs = likelihood.log_density(Z)
     large = at_simulations > 0.1 * at_simulations.max()
     np.testing.assert_allclose(logs[large], np.log(at_simulations[large]), atol=3e-3)
     z = np.outer([3.0, 10.0, 1e3, 1e6], [1.0, -1.0])

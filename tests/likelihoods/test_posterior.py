@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from numpyro_kme.embeddings.measures import Normal, NormalMixture, Points, standard_normal
-from numpyro_kme.kernels import EmpiricalMeasure, Gaussian, Laplace
+from numpyro_kme.kernels import Gaussian, InverseMultiquadric, Laplace
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
@@ -166,10 +166,9 @@ def test_signed_weights():
 def test_errors(surrogate):
     with pytest.raises(ValueError, match="2 dimensions and `surrogate` 1"):
         KernelMeansPosterior(surrogate, Y, standard_normal(2))
-    sets = Z[:, None, :] + RNG.normal(size=(M, 8, 1))
-    hyper = Hyperparameters(Gaussian(np.array([0.6])), EmpiricalMeasure(Gaussian(1.0), 0.3), 3e-3)
-    posterior = KernelMeansPosterior(KernelMeans(hyperparameters=hyper).fit(Z, sets), sets[0], standard_normal(1))
+    hyper = Hyperparameters(Gaussian(np.array([0.6])), InverseMultiquadric(0.3), 3e-3)
+    posterior = KernelMeansPosterior(KernelMeans(hyperparameters=hyper).fit(Z, X), X[0], standard_normal(1))
     assert np.isfinite(posterior.mean()).all()
-    for act in (posterior.log_marginal, lambda: posterior.predictive_log_density(sets[:1])):
+    for act in (posterior.log_marginal, lambda: posterior.predictive_log_density(X[:1])):
         with pytest.raises(ValueError, match="not a density in the observation"):
             act()
