@@ -208,10 +208,11 @@ WARNING = "the observation lies away from the simulations"
     [
         (kme.RejectionABC, conjugate, 1),
         (kme.RejectionABC, iid, 20),
-        (
+        pytest.param(
             lambda model, **rest: kme.RejectionABC(model, discrepancy=kme.embeddings.Quadratic(Gaussian(1.0)), **rest),
             iid,
             20,
+            marks=pytest.mark.slow,
         ),
         (lambda model, **rest: kme.RejectionABC(model, discrepancy=distance_of_means, **rest), iid, 20),
         (kme.K2ABC, iid, 20),

@@ -372,7 +372,7 @@ def test_a_posterior_is_found_and_one_key_gives_it_again(name, fitted, states):
     assert_same(again.get_samples(), draws)
 
 
-@rows(*PICKLED)
+@rows("KELFI", "kernel ABC")  # the others run anew
 def test_there_and_back(name, fitted):
     """What is read at an observation does not depend on where the engine was before, and the engine stays."""
     row, engine = ROWS[name], fitted(name)
@@ -405,7 +405,7 @@ def test_engines_without_simulations_are_not_checked(name, fitted):
         diagnostics.check(OTHER, fitted(name))
 
 
-@rows(*PICKLED, "posterior bootstrap")
+@rows(*PICKLED)
 def test_what_fails_leaves_the_engine_as_it_was(name, fitted, states, monkeypatch):
     """Early, by what is observed, and late, when everything but the result is made."""
     row, engine = ROWS[name], copy.copy(fitted(name))

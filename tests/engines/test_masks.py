@@ -230,8 +230,8 @@ def simulations():
     return simulate(KEY, Problem.read(model, x=X), 600, progress_bar=False)
 
 
-MADE_SO = "KernelBayes", "DistributionRegressionABC", "KernelABC"
-"""Their tables are made as that of KernelABC."""
+MADE_SO = "KernelBayes", "DistributionRegressionABC", "KernelABC", "RejectionABC"
+"""Their tables are made as that of KernelABC, and RejectionABC meets the exact posterior below."""
 
 
 @pytest.mark.filterwarnings("ignore:.*the posterior is coarse")

@@ -151,7 +151,7 @@ def own_guess(simulator, **declared):
 @pytest.mark.parametrize(
     "simulator, guess, variance",
     [
-        (DECLARED, dist.Normal(5.0, 1.0), 1.0),
+        pytest.param(DECLARED, dist.Normal(5.0, 1.0), 1.0, marks=pytest.mark.slow),
         (DECLARED, gaussian, 1.0),
         pytest.param(DECLARED, "prior predictive", 4.25, marks=pytest.mark.slow),
         (keyed, "prior predictive", 4.25),

@@ -69,6 +69,33 @@ def test_a_padded_observation_is_the_same(kelfi):
     assert 0.6 < one["mu"].std() * np.sqrt(21) < 1.7
 
 
+def test_many_outputs_are_prepared_as_one_at_a_time(kelfi):
+    fitted, x = kelfi.likelihoods["x"], kelfi.posterior.simulations.x["x"]
+    surrogate, z = fitted.surrogate, fitted.coordinates.table(fitted.simulated[:4])
+    together = surrogate.at_rows(x[:3]).log_density(z[:, None])
+    each = np.stack([surrogate.at(row).log_density(z) for row in x[:3]], axis=1)
+    np.testing.assert_allclose(together, each, rtol=1e-6, atol=1e-8)
+    one = surrogate.at(x[0])
+    np.testing.assert_allclose(jax.jit(jax.vmap(one.log_density))(z), each[:, 0], rtol=1e-3, atol=1e-3)
+
+
+def test_observations_that_say_nothing_or_lie_outside(kelfi):
+    surrogate, x = kelfi.likelihoods["x"].surrogate, kelfi.posterior.simulations.x["x"]
+    with pytest.raises(ValueError, match="no row"):
+        surrogate.at(np.full(LONGEST, np.nan))
+    broken = np.array(x[0])
+    broken[3] = np.nan
+    with pytest.raises(
+        ValueError, match=r"lacks numbers of its rows \[3\], before its end, .* learnt from whole outputs"
+    ):
+        surrogate.at(broken)
+    with pytest.warns(UserWarning, match=f"has 3 rows, and the simulations have {lengths(x).min()} to"):
+        surrogate.at(pad(x[0, :3], LONGEST))
+    with pytest.raises(ValueError, match="2 of the 20 outputs have no row"):
+        form = KernelStatistics(EmpiricalMeasureRule())
+        form.fit(np.zeros((20, 1)), np.where(np.arange(20)[:, None] < 2, np.nan, x[:20]))
+
+
 @pytest.mark.parametrize("model", [numpy_model, jax_model])
 def test_simulations_end_where_they_do(model):
     made = simulate(jax.random.key(0), model, 30, progress_bar=False)

@@ -1,13 +1,13 @@
 """The likelihood of data sets of any length: normal trials, whose posterior is known at every length."""
 
-import jax
 import numpy as np
 import pytest
 
 from numpyro_kme import fit_likelihood
-from numpyro_kme.kernels import EmpiricalMeasure, EmpiricalMeasureRule, Gaussian, WithLength, lengths, pad
+from numpyro_kme.kernels import EmpiricalMeasure, EmpiricalMeasureRule, Gaussian, WithLength, pad
 from numpyro_kme.likelihoods import KernelMeans, KernelStatistics
 
+pytestmark = pytest.mark.slow  # one length, and what is refused: test_ragged_simulators
 SHORTEST, LONGEST = 5, 40
 GRID = np.linspace(-4.0, 4.0, 1601)[:, None]
 
@@ -40,38 +40,18 @@ def compared(surrogate, rng, n, values=(-1.0, -0.5, 0.0, 0.5, 1.0)):
     return np.sqrt(np.mean(np.square(errors))), widths.mean()
 
 
-def learnt_from(m):
+@pytest.fixture(scope="module")
+def learnt():
     rng = np.random.default_rng(3)
-    z, x = simulated(rng, m, lambda z: rng.integers(SHORTEST, LONGEST + 1, size=len(z)))
+    z, x = simulated(rng, 400, lambda z: rng.integers(SHORTEST, LONGEST + 1, size=len(z)))
     return KernelStatistics(EmpiricalMeasureRule()).fit(z, x), z, x
 
 
-@pytest.fixture(scope="module")
-def learnt():
-    return learnt_from(400)
-
-
-@pytest.fixture(scope="module")
-def few():
-    """As many simulations as test_ragged_simulators has, by the same programs."""
-    return learnt_from(150)
-
-
-@pytest.mark.slow  # one length: test_ragged_simulators
 @pytest.mark.parametrize("n", [10, 20, 40])
 def test_the_posterior_is_that_of_the_own_length(learnt, n):
     error, width = compared(learnt[0], np.random.default_rng(n), n)
     assert error < 0.5
     assert 0.75 < width < 1.35
-
-
-def test_many_outputs_are_prepared_as_one_at_a_time(few):
-    surrogate, z, x = few
-    together = surrogate.at_rows(x[:3]).log_density(z[:4, None])
-    each = np.stack([surrogate.at(row).log_density(z[:4]) for row in x[:3]], axis=1)
-    np.testing.assert_allclose(together, each, rtol=1e-6, atol=1e-8)
-    one = surrogate.at(x[0])
-    np.testing.assert_allclose(jax.jit(jax.vmap(one.log_density))(z[:4]), each[:, 0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +64,6 @@ def told():
     return KernelStatistics(EmpiricalMeasureRule()).fit(z[:, None], x)
 
 
-@pytest.mark.slow
 def test_lengths_tell_of_the_parameter_where_it_decides_them(told):
     """The exact posterior is known from `log n` alone."""
     middle, width = posterior(told, trials(np.random.default_rng(2), 0.0, 30, 80))
@@ -93,7 +72,6 @@ def test_lengths_tell_of_the_parameter_where_it_decides_them(told):
     assert 0.7 < width * np.sqrt(precision) < 1.4
 
 
-@pytest.mark.slow
 def test_kernel_means_compare_lengths_too(learnt):
     """The published form smooths all lengths by one epsilon: wider where data sets are long, but not an average."""
     form = KernelMeans(data_kernel=WithLength(EmpiricalMeasure(Gaussian(3.0), 0.1), 0.5))
@@ -101,20 +79,3 @@ def test_kernel_means_compare_lengths_too(learnt):
     y = trials(np.random.default_rng(5), 0.4, 30)
     middle, width = posterior(fitted, y)
     assert abs(middle - 0.4) < 0.4 and 0.5 < width * np.sqrt(31) < 3.0
-
-
-def test_observations_that_say_nothing_or_lie_outside(few):
-    surrogate, _, x = few
-    with pytest.raises(ValueError, match="no row"):
-        surrogate.at(np.full(LONGEST, np.nan))
-    broken = x[0].copy()
-    broken[3] = np.nan
-    with pytest.raises(
-        ValueError, match=r"lacks numbers of its rows \[3\], before its end, .* learnt from whole outputs"
-    ):
-        surrogate.at(broken)
-    with pytest.warns(UserWarning, match=f"has 3 rows, and the simulations have {lengths(x).min()} to"):
-        surrogate.at(pad(x[0, :3], LONGEST))
-    with pytest.raises(ValueError, match="2 of the 20 outputs have no row"):
-        form = KernelStatistics(EmpiricalMeasureRule())
-        form.fit(np.zeros((20, 1)), np.where(np.arange(20)[:, None] < 2, np.nan, x[:20]))
