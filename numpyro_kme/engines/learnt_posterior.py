@@ -17,7 +17,7 @@ from numpyro_kme.engines import learnt_model
 from numpyro_kme.engines.posterior import Posterior, missing_entries, problem_of, sites_at
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
-from numpyro_kme.likelihoods.extrapolation import extrapolation_message
+from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE, extrapolation_message
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.problem import Problem
@@ -304,8 +304,8 @@ def emit_warnings(posterior: LearntPosterior) -> None:
     remedy = f"Simulate more (`num_simulations`), such as {2 * number:,}{around}"
     for site, outside in posterior.extrapolated.items():
         fitted = posterior.likelihoods[site]
-        if np.max(outside) > fitted.negligible:
-            far = np.argwhere(outside > fitted.negligible)
+        if np.max(outside) > NEGLIGIBLE:
+            far = np.argwhere(outside > NEGLIGIBLE)
             checks.warn(extrapolation_message(site, float(np.max(outside)), remedy, far))
         if not fitted.surrogate.moves:
             checks.warn(

@@ -226,9 +226,11 @@ class Form(abc.ABC):
     Attributes:
         most_calls: About how many calls are learnt from where a simulation has several, along plates; one of each at
             least.
+        fewest: Of fewer simulations nothing is learnt.
     """
 
     most_calls: ClassVar[int] = 2000
+    fewest: ClassVar[int] = 10
 
     def points(self, x: Any) -> Any:
         """Read outputs `(n, *event)` of a simulator as what `fit` takes; here vectors."""

@@ -98,15 +98,6 @@ class FittedLikelihood(Saved, Recomputed):
         """Number of simulations of different parameters it was learnt from."""
         return len(Repeats.of(np.asarray(self.simulated)))
 
-    @property
-    def negligible(self) -> float:
-        """Share of draws beyond the simulations that is not worth a warning.
-
-        1 %, or five times what chance gives, `1 / (m + 1)`.
-        """
-        # A larger proportion of draws beyond the simulated parameters is warned of
-        return max(0.01, 5.0 / (self.num_simulations + 1))
-
     def beyond(self, y: ArrayLike, z: np.ndarray, mask: ArrayLike = True) -> np.ndarray:
         r"""Tell which calls of the simulator lie beyond those that the likelihood was learnt from.
 
@@ -199,7 +190,7 @@ def with_halves(
     varies = (table != table[0]).any(axis=0)
     with checks.collected_warnings():
         for rows in [half for _ in range(SPLITS) for half in Repeats.of(z).halves(rng)]:
-            if len(rows) >= MIN_SIMULATIONS and np.all(varies == (table[rows] != table[rows[0]]).any(axis=0)):
+            if len(rows) >= form.fewest and np.all(varies == (table[rows] != table[rows[0]]).any(axis=0)):
                 surrogate = form.again(fitted.surrogate, z, points, rows, measure=measure, y=point)
                 found.append(replace(fitted, surrogate=surrogate, simulated=z[rows], others=(), shares=()))
     shares = (1.0 / len(found),) * len(found) if found else ()

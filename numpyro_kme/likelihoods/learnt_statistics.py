@@ -107,6 +107,8 @@ class OfStatistics(Form):
     form: Form
     names: tuple[str, ...] = ()
 
+    fewest = FEWEST
+
     def points(self, x: Any) -> Any:
         """Outputs as they are."""
         return x

@@ -16,7 +16,7 @@ from numpyro.infer.util import log_density
 from numpyro_kme._core import checks, compat, frozen, host, in_present_precision
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
-from numpyro_kme.likelihoods.extrapolation import extrapolation_message
+from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE, extrapolation_message
 from numpyro_kme.likelihoods.prepared import prepare
 from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.simulator import Simulator
@@ -34,7 +34,6 @@ class SurrogateCheck:
             (`FittedLikelihood.beyond`).
         negative: Fraction of the evaluations where the signed surrogate is negative, so that its positive version was
             sampled; more than 0.05 is worth a warning.
-        negligible: Share `beyond` that is not worth a warning.
         error_of_mean: Standard error of the mean of each latent, in its units, `{site: (*shape)}`: what other
             simulations of this site, or a further chain, would change (`StandardErrors`). Of several sites the squares
             add up. Empty where the likelihood was learnt without (`fit_likelihood(standard_errors=False)`).
@@ -44,7 +43,6 @@ class SurrogateCheck:
 
     beyond: float
     negative: float
-    negligible: float
     error_of_mean: Mapping[str, np.ndarray] = field(default_factory=dict)
     error_of_sd: Mapping[str, np.ndarray] = field(default_factory=dict)
     off: float = 0.0
@@ -53,7 +51,7 @@ class SurrogateCheck:
         """Warnings at a site, and what to do next."""
         again = "Simulate more, best at these draws (`refine`), and sample again."
         found = (
-            (self.beyond > self.negligible, extrapolation_message(site, self.beyond, again)),
+            (self.beyond > NEGLIGIBLE, extrapolation_message(site, self.beyond, again)),
             (self.negative > 0.05, _negative_message(site, self.negative)),
             (self.off > 0.5, _off_message(site, self.off)),
         )
@@ -93,7 +91,7 @@ def check_surrogate(
     Raises:
         ValueError: If no observed site has a learnt likelihood.
     Warns:
-        UserWarning: If more evaluations at a site are beyond the simulations than `max(1 %, 5 / (m + 1))`, more than
+        UserWarning: If more evaluations at a site are beyond the simulations than 5 %, more than
             5 % negative, or a standard error is above half a posterior standard deviation.
     """
     _check_shapes(model, samples, args, kwargs)
@@ -125,7 +123,7 @@ def check_surrogate(
         number = np.sum(counts.any(axis=tuple(range(counts.ndim - beyond.ndim + 1))))
         proportion = beyond.sum() / max(1, len(beyond) * int(number))
         errors = _errors(fn, value, z, mask, np.asarray(scales)[0], plates, draws) if fitted.others else ({}, {}, 0.0)
-        reports[name] = SurrogateCheck(float(proportion), float(np.mean(negative)), fitted.negligible, *errors)
+        reports[name] = SurrogateCheck(float(proportion), float(np.mean(negative)), *errors)
         for sentence in reports[name].findings(name):
             checks.warn(sentence)
     return reports
@@ -140,8 +138,9 @@ def _errors(fn, value, z, mask, scale, plates, draws) -> tuple[dict[str, np.ndar
         )
     table = ravel(draws, 1).astype(np.float64)
     varying = table[:, deviations(table) > 0.0]
-    known = len(table) >= 4 and varying.size > 0  # NumPyro asks for four draws
-    size = float(np.min(effective_sample_size(varying[None]))) if known else float(len(table))
+    if len(table) < 4 or not varying.size:  # of fewer NumPyro knows no effective number
+        return {}, {}, 0.0
+    size = float(np.min(effective_sample_size(varying[None])))
     errors = StandardErrors.of(np.array(logs) - own, fn.fitted.shares, size, table)
     found = {name: errors.of_moments(np.asarray(part, np.float64)) for name, part in draws.items()}
     mean, sd = errors.of_moments(table)

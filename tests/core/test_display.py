@@ -106,7 +106,7 @@ def used(kelfi):
         "permutations": kme.embeddings.PermutationTest(0.3, 0.01, np.arange(999.0)),
         "plan": kme.simulations.Plan(100, simulations),
         "weight": kme.diagnostics.WeightCalibration(1.0, 2.0, 0.9, 50),
-        "chain": kme.mcmc.SurrogateCheck(0.02, 0.0, 0.01),
+        "chain": kme.mcmc.SurrogateCheck(0.02, 0.0),
         "rejection": kme.abc.rejection_weights(np.arange(100.0)),
     }
 

@@ -456,7 +456,7 @@ def test_check_runs_all_and_says_what_to_do_next(exact, capsys):
     assert not [sentence for sentence in usual.findings() if sentence.startswith("x (")]
     unlike, _ = found.findings(0.05)[:2]
     assert unlike.startswith("x (p-value 0.003") and "by_statistic" in unlike
-    fine = Check(exact, surrogate={"x": SurrogateCheck(0.2, 0.06, 0.01)})
+    fine = Check(exact, surrogate={"x": SurrogateCheck(0.2, 0.06)})
     beyond, negative = fine.findings()
     assert beyond.startswith("20.00% of the posterior draws lie beyond") and negative.startswith(
         "The surrogate at site 'x' is negative at 6%"

@@ -1,7 +1,6 @@
 """Extrapolation in the parameters: bounds of statistics, the simulated region, what holds outside it, reports."""
 
 import warnings
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from scipy.optimize import minimize
 
 import numpyro_kme as kme
 from numpyro_kme._core.solves import robust_standard_deviation
-from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.smoothness import Inputs
 from numpyro_kme.likelihoods.residual.support import SupportBounds, fit_support_bounds, lower_line, robust_line
@@ -165,12 +163,6 @@ def test_rounding_is_not_beyond(rng):
     region = Region.of(z, np.array([1.0, 4.0]))
     assert not region.beyond(z * (1.0 + 1e-6)).any() and not region.beyond(z.astype(np.float32)).any()
     assert region.beyond(z.max(axis=0) + 1e-3)
-
-
-@pytest.mark.parametrize(("m", "share"), [(9, 0.5), (99, 0.05), (10_000, 0.01)])
-def test_a_few_draws_beyond_are_what_chance_gives(m, share):
-    """One simulation more would be beyond the others with a probability of `1 / (m + 1)`."""
-    assert FittedLikelihood.negligible.fget(SimpleNamespace(num_simulations=m)) == pytest.approx(share)
 
 
 def test_outside_the_support_is_below_a_lower_line_or_above_an_upper_one(rng):

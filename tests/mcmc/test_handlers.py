@@ -405,7 +405,7 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
         found = check_surrogate(smodel, {"theta": worst}, x, max_draws=10)["x"]
     assert any("surrogate at site 'x' is negative at 100% of the draws" in str(w.message) for w in met)
     assert found.negative == 1.0
-    assert SurrogateCheck(0.01, 0.05, 0.01).findings("x") == []  # more is worth a warning
+    assert SurrogateCheck(0.05, 0.05).findings("x") == []  # more is worth a warning
     with pytest.raises(ValueError, match="No observed site of the model has a learnt likelihood"):
         check_surrogate(single, {"theta": worst}, x)
     with pytest.raises(
@@ -438,5 +438,5 @@ def test_standard_errors_of_a_chain_are_those_of_the_same_draws_of_kelfi():
     np.testing.assert_allclose(found.error_of_mean["theta"] / sd, posterior.error_of_mean["theta"] / sd, atol=0.02)
     np.testing.assert_allclose(found.error_of_sd["theta"], posterior.error_of_sd["theta"], atol=0.02)
     np.testing.assert_allclose(found.off, max(*found.error_of_mean["theta"] / sd, *found.error_of_sd["theta"]), 1e-5)
-    said = SurrogateCheck(0.0, 0.0, 0.01, off=0.6).findings("x")
+    said = SurrogateCheck(0.0, 0.0, off=0.6).findings("x")
     assert len(said) == 1 and "may be off by 0.6 posterior standard deviations" in said[0]

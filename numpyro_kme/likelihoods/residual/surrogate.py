@@ -202,41 +202,34 @@ class ResidualSurrogate(Surrogate):
     def describe(self) -> Mapping[str, Any]:
         """Report how location, scale and transformations were fitted, and how well: text, and numbers by statistic."""
         density, curves, side = self.density, self.decorrelation.curved, self.standardisation.support.side
-        unusual = {"embedded as they are": self.unmoved, "heavy tails around a line": side == AROUND}
         functions, marginals = self.standardisation.functions, self.standardisation.marginals
         # A log scale that varies by more than this over the simulations changes
         changes = np.std(np.split(functions(np.asarray(self.simulated)[:300], np), 2, axis=1)[1], axis=0) > 0.1
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements["location"]), 0.0))
         ends = dict.fromkeys((f"{explained.min():.0%}", f"{explained.max():.0%}"))
-        return {
+        gained = (f"{part} {round(float(np.sum(nats)), 2) + 0.0:.2f}" for part, nats in self.improvements.items())
+        before = np.zeros(len(changes)) if curves is None else np.any(np.split(curves.linear, 2), axis=(0, 2))
+        told = {
             "form": "location-scale kernel means likelihood, an extension of Hsu and Ramos (2019)",
             "location": f"{' to '.join(ends)} of the variance of statistics, "
             f"held out; curved: {self._list(np.any(functions.rbf, axis=1)[: len(changes)])}",
             "scale": f"changes with the parameters: {self._list(changes)}",
-            **{name: self._list(np.asarray(which)) for name, which in unusual.items() if np.any(which)},
+            "embedded as they are": self._list(np.asarray(self.unmoved)),
+            "heavy tails around a line": self._list(np.asarray(side == AROUND)),
             "support bounds": self._list(np.abs(side) == 1.0),
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
             "marginal transformations": f"curved: {self._list(np.asarray(marginals.scale) > 0.5)}",
-            "held-out improvement, nats": ", ".join(
-                f"{part} {round(float(np.sum(nats)), 2) + 0.0:.2f}" for part, nats in self.improvements.items()
-            ),
-            **(
-                {}
-                if curves is None
-                else {"given those before": self._list(np.any(np.split(curves.linear, 2), axis=(0, 2)))}
-            ),
-            **(
-                {}
-                if density.apart is None
-                else {
-                    "residuals": f"each by itself, a product of their densities, in a mixture "
-                    f"with weight {float(density.proportion):.0%}"
-                }
-            ),
+            "held-out improvement, nats": ", ".join(gained),
+            "given those before": self._list(before),
+            "residuals": "none",
             "eps": float(density.together.eps),
             "beta": float(density.together.beta),
             "mutual information": self.informativeness()[1],
         }
+        if density.apart is not None:
+            share = f"{float(density.proportion):.0%}"
+            told["residuals"] = f"each by itself, a product of their densities, in a mixture with weight {share}"
+        return {name: value for name, value in told.items() if not isinstance(value, str) or value != "none"}
 
     def describe_observation(self, y: Any) -> str:
         """Where an observation `(n_raw,)` lies among the simulations, in a sentence."""
