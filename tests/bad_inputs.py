@@ -262,7 +262,7 @@ def compared(discrepancy):
 WIDE = kernels.Gaussian(1.0)
 add("weighted", "NaN", lambda: abc(x=np.array([NAN])), "Nothing was observed at 'x': all 1 entries")
 add("weighted", "infinite", lambda: k2abc(x=spoilt(DATA, INF)), "`observation at 'x'` has 1 entries")
-add("weighted", "constant", lambda: k2abc(x=np.ones(20)), "at least half of the pairs coincide")
+add("weighted", "constant", lambda: k2abc(x=np.ones(20)), "All points of `x` coincide")
 add("weighted", "outliers", lambda: abc(x=np.array([1e30]), simulations=KEPT), "weights of all 40 simulations are zero")
 add("weighted", "wrong shape", lambda: abc(x=np.zeros((2, 2))), r"The observation at 'x' has shape \(2, 2\)")
 add("weighted", "wrong dtype", lambda: abc(x="text"), "at 'x' has dtype <U4; it must hold numbers")
@@ -341,7 +341,7 @@ for kind, call, raises in [
     (BAD, lambda: ridge_weights(regularisation=0.0), "`regularisation` must be positive"),
     (BAD, lambda: ridge_weights(tolerance=2.0), "`tolerance` must be below 1"),
     ("NaN", lambda: recursive_step(y=np.array([NAN])), "`observed` has 1 entries"),
-    ("constant", lambda: recursive_step(0 * THETA), "all of the pairs coincide"),
+    ("constant", lambda: recursive_step(0 * THETA), "All points of `x` coincide"),
     ("wrong shape", lambda: recursive_step(y=np.zeros(3)), "must have the same number of columns"),
     ("m = 0", lambda: recursive_step(number=0), "`number` must be at least 1; got 0"),
     ("m = 1", lambda: recursive_step(THETA[:1], X[:1]), "`theta` must have at least 2 rows"),
@@ -396,7 +396,7 @@ HOST = kernels.FromCallable(raising_kernel, host=True)
 mmd = partial(kme.squared_mmd, kernels.Gaussian(1.0))
 add("functions", "NaN", lambda: mmd(spoilt(POINTS, NAN), OTHERS), "`x` has 2 entries that are not finite")
 add("functions", "infinite", lambda: kme.embeddings.MeanEmbedding(WIDE, spoilt(POINTS, INF)), "`points` has 2 entries")
-add("functions", "constant", lambda: kernels.median_heuristic(np.ones((5, 2))), "at least half of the pairs coincide")
+add("functions", "constant", lambda: kernels.median_heuristic(np.ones((5, 2))), "All points of `x` coincide")
 add("functions", "duplicates", lambda: mmd(POINTS[[0] * 6], OTHERS[[0] * 5]))
 add("functions", "outliers", lambda: mmd(spoilt(POINTS, 1e30), OTHERS))
 add("functions", "wrong shape", lambda: mmd(POINTS, OTHERS[:, :1]), r"got shapes \(6, 2\) and \(5, 1\)")

@@ -212,11 +212,17 @@ def real(name: str, value: Any) -> None:
         require(numbers, f"`{name}` must hold real numbers; got dtype {dtype}.", TypeError)
 
 
+def unmasked(value: Any) -> Any:
+    """A NumPy array with NaN where it is masked; anything else as it is."""
+    return value.astype(float).filled(np.nan) if np.ma.is_masked(value) else value
+
+
 def sound(name: str, value: Any, advice: str = "") -> None:
-    """Require every array of a pytree to hold real numbers, all finite where they are concrete."""
+    """Require every array of a pytree to hold real numbers, none of them masked, and all finite where they are
+    concrete."""
     real(name, value)
     for leaf in filter(is_concrete, jax.tree.leaves(value)):
-        array = np.asarray(leaf)
+        array = np.asarray(unmasked(leaf))
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             index = tuple(bad[0].tolist())

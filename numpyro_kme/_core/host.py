@@ -35,6 +35,7 @@ def to_host(tree: Any, floats: type | None = None) -> Any:
     def on_host(leaf):
         if not isinstance(leaf, np.ndarray | jax.Array) or checks.is_key(leaf):
             return leaf
+        leaf = checks.unmasked(leaf)
         return np.asarray(leaf, floats if floats and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
 
     return jax.tree.map(on_host, tree)
@@ -88,7 +89,7 @@ def in_jax_types(value: Any) -> Any:
     bytes and with 64 bits at most; NaN where it is masked."""
     if value is None or isinstance(value, jax.Array):
         return value
-    value = value.astype(float).filled(np.nan) if np.ma.is_masked(value) else np.asarray(value)
+    value = np.asarray(checks.unmasked(value))
     known = value.dtype.newbyteorder("=")
     lacking = jnp.issubdtype(known, jnp.floating) and known not in (np.float16, np.float32, np.float64)
     return value.astype(np.float64 if lacking else known, copy=False)
@@ -213,6 +214,18 @@ def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
             return found + list(pool.map(run, items[1:]))
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def require_memory(points: int) -> None:
+    """Raise where the kernel between all pairs of points, in float64, with what it is computed from, a matrix each for
+    distances and exponents, takes more memory than this machine has."""
+    needed, found = 3 * 8 * float(points) ** 2, getattr(os, "sysconf", lambda _: np.inf)
+    memory = found("SC_PAGE_SIZE") * found("SC_PHYS_PAGES")
+    checks.require(
+        needed < memory,
+        f"The kernel between all pairs of {points:,} points takes {needed / 1e9:,.0f} GB, and this machine has "
+        f"{memory / 1e9:,.0f}. Give fewer points, drawn at random; `squared_mmd` keeps no such matrix.",
+    )
 
 
 def processors() -> int:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, numpy_function, numpy_rng, shown
+from numpyro_kme._core import checks, host, numpy_function, numpy_rng, shown
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 
@@ -16,7 +16,7 @@ class PermutationTest(NamedTuple):
     Attributes:
         statistic: Its value on the data.
         p_value: `(1 + number of permutations with a statistic at least as large) / (1 + number of permutations)`: its
-            probability of being at most `a` is at most `a` under the null, for any sample size.
+            probability of being at most `a` is at most `a` under the null, for any number of independent points.
         null: The statistic under each permutation.
     """
 
@@ -31,11 +31,16 @@ def mmd_test(
 ) -> PermutationTest:
     """Test whether two samples have the same distribution, by the unbiased squared MMD.
 
+    All points have to be independent draws. Those of a series or a chain are not, and the test then rejects too often:
+    thin them until they are.
+
     Args:
         rng_key: The only source of randomness.
         kernel: Characteristic, such as `Gaussian(median_heuristic(...))`.
         x, y: `n` and `m` points, at least two each.
         num_permutations: Number of random divisions of the joint sample.
+    Raises:
+        ValueError: If samples do not agree in shape, or their kernel matrix takes more memory than there is.
     Cost: `(n + m)^2` kernel evaluations, kept, and one matrix product a permutation.
     References: Gretton et al. (2012), JMLR 13.
     """
@@ -47,9 +52,10 @@ def mmd_test(
     checks.require(
         shapes[0] == shapes[1], f"Points of `x` and `y` must have one shape; got {shapes[0]} and {shapes[1]}."
     )
+    host.require_memory(n + m)
     joint = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), x, y)
     gram = np.asarray(kernel.gram(joint), np.float64)
-    gram = gram - np.diag(np.diagonal(gram))
+    np.fill_diagonal(gram, 0.0)
     first = np.arange(n + m) < n
 
     def statistics(of_first):
@@ -86,6 +92,8 @@ def hsic_test(
 ) -> PermutationTest:
     """Test whether two variables are independent, by the HSIC under permutations of the pairing.
 
+    The pairs have to be independent of one another, unlike those of two series.
+
     Args:
         rng_key: The only source of randomness.
         kernel_x, kernel_y: Characteristic kernels on each variable.
@@ -114,6 +122,7 @@ def _hsic(centred, gram):
 def _require_pairs(kernel_x, kernel_y, x, y) -> None:
     n, m = _sizes(x, y, kernel_x=kernel_x, kernel_y=kernel_y)
     checks.require(n == m >= 2, f"`x` and `y` must be at least 2 pairs; got {n} and {m} points.")
+    host.require_memory(n)
 
 
 def _sizes(x, y, **kernels) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import Array, checks, full_precision, numpy_function, solves
+from numpyro_kme._core import Array, checks, full_precision, in_jax_types, numpy_function, solves
 from numpyro_kme.kernels import gram, low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points, register, take
 from numpyro_kme.kernels.low_rank import LowRank
@@ -39,7 +39,7 @@ class MeanEmbedding:
         if self.weights is None:
             object.__setattr__(self, "weights", gram.uniform_weights(self.points))
         elif not isinstance(self.weights, jax.Array):
-            object.__setattr__(self, "weights", np.asarray(self.weights))
+            object.__setattr__(self, "weights", in_jax_types(self.weights))
         checks.shaped("weights", self.weights, (n,), "per point")
         checks.sound("weights", self.weights)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, full_precision
+from numpyro_kme._core import checks, full_precision, in_jax_types
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.stationary import Gaussian
@@ -93,7 +93,7 @@ def _weights(name, points, weights, unbiased):
     )
     if weights is None:
         return gram.uniform_weights(points)
-    weights = weights if isinstance(weights, jax.Array) else np.asarray(weights)
+    weights = in_jax_types(weights)
     checks.shaped(f"{name}_weights", weights, (n,), f"per point of `{name}`")
     checks.real(f"{name}_weights", weights)
     checks.sums_to_one(f"{name}_weights", weights)

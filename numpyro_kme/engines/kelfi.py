@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, child, progress, split
+from numpyro_kme._core import checks, child, in_jax_types, progress, split
 from numpyro_kme.engines.base import SimulationEngine
 from numpyro_kme.engines.learnt_likelihoods import (
     FromPosterior,
@@ -219,7 +219,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
         posterior, settings = self.posterior, self._settings()
         problem = posterior.problem
         fit_key, simulate_key, sample_key = split(rng_key, 3)
-        latents = {name: np.asarray(latents[name]) for name in problem.latents if name in latents}
+        latents = {name: in_jax_types(latents[name]) for name in problem.latents if name in latents}
         problem.require_inside_support("latents", latents)
         further = self.plan.simulate_at(simulate_key, problem, latents)
         learnt, drawn = settings._relearnt(fit_key, sample_key, self.method, problem, further)

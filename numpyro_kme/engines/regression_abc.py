@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks, frozen, split
+from numpyro_kme._core import checks, frozen, in_jax_types, split
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
@@ -191,7 +191,7 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
             return problem
         missing = [name for name in problem.latents if name not in self.prior]
         checks.require(not missing, f"`prior` must have the latents {list(problem.latents)}; it lacks {missing}.")
-        latents = {name: np.asarray(self.prior[name]) for name in problem.latents}
+        latents = {name: in_jax_types(self.prior[name]) for name in problem.latents}
         for name, value in latents.items():
             checks.sound(f"prior[{name!r}]", value)
         problem.require_inside_support("prior", latents)

@@ -25,11 +25,12 @@ def median_heuristic(x: Array, *, max_points: int | None = 2048, ties: bool = Tr
         max_points: Above this many points, the median is over the pairs of this many of them, picked at
             random by a NumPy generator with seed 0: the answer is deterministic, and for 2048 points its
             standard error is one to three per cent. `None` uses every pair.
-        ties: Whether pairs that coincide count. Leave them out for counts and other numbers that often agree.
+        ties: Whether pairs that coincide count. Leave them out for counts and other numbers that often agree; where
+            half of the pairs do, they are left out.
     Returns:
         A float64 scalar.
     Raises:
-        ValueError: If the median is 0, because half of the pairs coincide; without ties, if all do.
+        ValueError: If all points coincide.
     Cost: `min(n, max_points)^2 / 2` distances, in time and memory, on the host.
     """
     return _median_distance("x", _subset("x", x, max_points), ties)
@@ -47,8 +48,7 @@ def median_heuristic_per_dimension(x: Array, *, max_points: int | None = 2048, t
     Returns:
         `(dim,)` in float64.
     Raises:
-        ValueError: If a column's median is 0, because half of its pairs coincide (without ties, all of them); the
-            error names the column.
+        ValueError: If a column is constant; the error names it.
     Cost: `dim + 1` times that of `median_heuristic`.
     """
     subset = _subset("x", x, max_points)
@@ -68,14 +68,9 @@ def _subset(name, x, max_points):
 
 def _median_distance(name, x, ties):
     squares = scipy.spatial.distance.pdist(x, "sqeuclidean")
-    squares = squares if ties else squares[squares > 0.0]
-    median = np.sqrt(np.median(squares)) if len(squares) else 0.0
-    checks.require(
-        bool(median > 0),
-        f"The median distance between the points of `{name}` is 0: {'at least half' if ties else 'all'} of the pairs "
-        "coincide. Pass a length scale by hand, or remove repeated points first.",
-    )
-    return median
+    apart = squares[squares > 0.0]
+    checks.require(len(apart) > 0, f"All points of `{name}` coincide. Pass a length scale by hand.")
+    return np.sqrt((ties and np.median(squares)) or np.median(apart))
 
 
 class LengthScaleRule(abc.ABC):

@@ -114,7 +114,8 @@ class DistributionRegression:
         coefficients: `(U'U + m lam I)^-1 U' (t - mean t)`, `(r, p)`.
         centre: Mean of the targets, `(p,)`.
         held_out: Prediction for each data set from all others, in closed form, `(m, p)`: it errs as a prediction for
-            new data does.
+            new data does. Data sets that are the same to the kernel share the mean of theirs, since each by itself
+            would tell which target it leaves out.
         error: Root mean squared error of those, `(p,)`.
         regularisation: `lam`.
     References: Szabo et al. (2016), JMLR 17; Mitrovic, Sejdinovic & Teh (2016), ICML.
@@ -176,8 +177,10 @@ class DistributionRegression:
             if tolerance is not None or square > (1.0 - FALLS) * before or finer <= FINEST:
                 break
             before, finer = square, 0.1 * finer
-        error = np.sqrt(np.mean(np.square(rest), axis=0))
-        return cls(features, coefficients, centre, targets - rest, error, np.asarray(lam))
+        error, own = np.sqrt(np.mean(np.square(rest), axis=0)), np.square(features.values).sum(axis=1)
+        same = np.unique(np.round(features.values / np.sqrt(np.mean(own)), 9), axis=0, return_inverse=True)[1].ravel()
+        held_out = np.stack([np.bincount(same, t) for t in (targets - rest).T], axis=1) / np.bincount(same)[:, None]
+        return cls(features, coefficients, centre, held_out[same], error, np.asarray(lam))
 
     @classmethod
     def fit_best(

@@ -73,6 +73,9 @@ class Simulations(Saved):
         )
 
     def __post_init__(self):
+        for name in ("arguments", "x"):
+            arrays = {site: checks.unmasked(value) for site, value in getattr(self, name).items()}
+            object.__setattr__(self, name, arrays)
         if not len(self.index):
             object.__setattr__(self, "index", np.arange(len(next(iter(self.x.values())))))
 

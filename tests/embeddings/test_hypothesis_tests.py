@@ -12,6 +12,7 @@ from numpyro_kme.embeddings.mmd import Fourier, LinearTime, Quadratic
 from numpyro_kme.kernels import Gaussian, Laplace
 
 KEY = jax.random.key(0)
+MANY = np.broadcast_to(np.float32(0.0), (10**6, 1))
 
 
 @pytest.mark.x64
@@ -80,6 +81,10 @@ def test_many_features_are_the_kernel(rng):
             r"must have one shape; got \[\(1,\)\] and \[\(2,\)\]",
         ),
         (lambda x: hsic_test(KEY, Gaussian(1.0), Gaussian(1.0), x, x[:3]), "got 20 and 3 points"),
+        (lambda x: mmd_test(KEY, Gaussian(1.0), MANY, x), r"all pairs of 1,000,020 points takes 24,001 GB"),
+        (lambda x: hsic_test(KEY, *2 * [Gaussian(1.0)], MANY, MANY), r"all pairs of 1,000,000 points takes 24,000 GB"),
+        (lambda x: mmd_test(KEY, Gaussian(1.0), x, np.ma.masked_less(x, 0.0)), "`y` has .* not finite out of 20"),
+        (lambda x: squared_mmd(Gaussian(1.0), x, np.ma.masked_less(x, 0.0)), "`y` has .* not finite out of 20"),
         (lambda x: mmd_test(KEY, Gaussian(1.0), x, x, num_permutations=0), "`num_permutations` must be at least 1"),
         (lambda x: Fourier.draw(KEY, Laplace(1.0), 1), "must be Gaussian; got Laplace"),
         (lambda x: LinearTime(Gaussian(1.0))(x, x[:1]), "`y` must have at least 2 rows; got shape"),

@@ -81,6 +81,29 @@ def test_engines_that_weight_simulations(engine):
     assert fitted.get_samples()["k"].dtype.kind == "i"
 
 
+def coin(rng_key, p):
+    return 1.0 * (jax.random.uniform(rng_key) < p)
+
+
+def coins(x=None):
+    p = numpyro.sample("p", dist.Uniform(0.0, 1.0))
+    with numpyro.plate("n", 7):
+        numpyro.sample("x", kme.Simulator(coin, p), obs=x)
+
+
+def test_data_that_many_simulations_have_exactly():
+    """Seven coins in any order: Beta(1 + heads, 8 - heads). A summary without its own simulation tells that one."""
+    engine = kme.DistributionRegressionABC(coins, 1500, progress_bar=False)
+    engine.run(KEY, x=np.arange(7.0) < 0)
+    for heads in (0, 5):
+        found, exact = (
+            engine.condition(KEY, x=np.arange(7.0) < heads).get_samples()["p"],
+            stats.beta(1 + heads, 8 - heads),
+        )
+        assert abs(found.mean() - exact.mean()) < 0.3 * exact.std()
+        assert 0.75 < found.std() / exact.std() < 1.3
+
+
 def only_discrete(x=None):
     b = numpyro.sample("b", dist.Bernoulli(0.3).expand([2]).to_event(1))
     c = numpyro.sample("c", dist.Categorical(jnp.array([0.2, 0.5, 0.3])))

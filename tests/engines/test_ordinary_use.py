@@ -81,6 +81,14 @@ def test_what_is_masked_was_not_observed(rng):
     x, y = rng.normal(size=(100, 2)), np.ma.array([0.0, 99.0], mask=[False, True])
     masked, missing = (kme.diagnostics.misspecification_test(x, one) for one in (y, np.array([0.0, np.nan])))
     assert masked.p_value == missing.p_value > 0.05
+    rows = np.ma.array(x, mask=np.arange(200).reshape(100, 2) == 3)
+    with pytest.raises(ValueError, match="`points` has 1 entries that are not finite"):
+        kme.MeanEmbedding(kme.kernels.Gaussian(1.0), rows)
+    with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
+        kme.kernels.median_heuristic(rows)
+    with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
+        made = kme.Simulations({"x": x[:, :1]}, {"x": rows[:, 1]}, {"theta": x[:, 0]})
+        kme.KELFI(model, simulations=made, **QUIET).run(KEY, x=0.5)
     with pytest.raises(ValueError, match=r"'z' is a NumPy masked array, .* put numpyro.handlers.mask around it"):
         learnt(with_counts, 1.0, np.ma.array(Z, mask=[False, True, False]))
 

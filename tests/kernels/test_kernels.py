@@ -700,7 +700,8 @@ def test_median_heuristic_may_leave_out_pairs_that_coincide():
     assert K.median_heuristic(x) == 1.0 and K.median_heuristic(x, ties=False) == 2.0
     np.testing.assert_allclose(K.median_heuristic_per_dimension(x, ties=False), [2.0])
     assert kme.MedianHeuristic(ties=False)(x) == 2.0
-    with pytest.raises(ValueError, match="is 0: all of the pairs coincide"):
+    assert K.median_heuristic(3.0 * np.eye(5)[:, :1]) == 3.0
+    with pytest.raises(ValueError, match="All points of `x` coincide"):
         K.median_heuristic(np.ones((5, 1)), ties=False)
 
 
