@@ -232,6 +232,35 @@ def sound(name: str, value: Any, advice: str = "") -> None:
             )
 
 
+RESOLVED, NORMALISED = 100.0, 2.0
+"""Roundings over which numbers must vary, at least, so that rounding adds less than a hundredth of their standard
+deviation; up to `NORMALISED` they may be correlations and proportions that are constant but for rounding."""
+
+
+def resolved(name: str, x: Any, observed: Any = None) -> None:
+    """Require numbers of outputs `(m, ...)` that vary to vary by more than the roundings of their type, or of that of
+    an observation of them."""
+    x, y = np.asarray(x), np.asarray(x if observed is None else observed)
+    types = x.dtype, y.dtype
+    rounding = max([jax.numpy.finfo(t).eps for t in types if jax.numpy.issubdtype(t, jax.numpy.floating)], default=0.0)
+    table = x.reshape(len(x), -1).astype(np.float64)
+    both = np.concatenate([table, y.reshape(-1, table.shape[1])]) if y.size == table.shape[1] else table
+    for rows in (table, both):  # simulations that are rounded to one number differ from an observation that is not
+        low, high = np.fmin.reduce(rows), np.fmax.reduce(rows)
+        size = np.maximum(abs(low), abs(high))
+        narrow = high / 2 - low / 2 < RESOLVED / 2 * rounding * size
+        lost = np.flatnonzero(narrow & (low < high) & (size > NORMALISED))
+        if not len(lost):
+            continue
+        i = lost[0]
+        raise explained(
+            f"Number {i} of {name} varies from {low[i]:.10g} to {high[i]:.10g}, which floating-point numbers of the "
+            f"types {', '.join(dict.fromkeys(map(str, types)))} round to steps of about {rounding * size[i]:.2g}. "
+            "Subtract the offset, in simulations and data alike, or use 64 bits for both (jax_enable_x64, or a "
+            "black-box simulator with dtype=float and data of NumPy); leave a number out that should be constant."
+        )
+
+
 def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1, advice: str = "") -> None:
     """Require real numbers of shape `(rows, columns)` with at least `min_rows` rows, all finite where they are
     concrete."""

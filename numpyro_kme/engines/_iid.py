@@ -74,6 +74,7 @@ class IidModel(Recomputed):
             "data point.",
         )
         checks.real(f"observation at {site!r}", value)
+        checks.resolved(f"the observation at {site!r}", value, jnp.zeros(()))
         kept = _kept(site, trace[site])
         inside = [name for name in values if frames[0] in trace[name]["cond_indep_stack"]]
         checks.require(

@@ -5,6 +5,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib.resources import files
+from math import prod
 from os import PathLike
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -17,7 +18,9 @@ from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
+from numpyro_kme.likelihoods.success import Success, fit_success
 from numpyro_kme.models import outputs
+from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.simulate import OnFailure, Plan
@@ -244,6 +247,23 @@ class SimulationEngine(Engine[P]):
 
     def _condition(self, rng_key, args, kwargs, method):
         return method.posterior(rng_key, self._checked(observed_anew(method.problem, args, kwargs)))
+
+
+def learn_success(
+    problem: Problem, simulations: Simulations, coordinates: Mapping[str, Coordinates]
+) -> dict[str, Success]:
+    """Learn the probability of success at each simulator site, in its coordinates, from simulations of which some
+    failed and were left out; nothing where none was, or it is not known which."""
+    known = simulations.failed if simulations.attempted > len(simulations) else {}
+    if not len(next(iter(known.values()), ())):
+        return {}
+    failed, z, draws = problem.arguments(known), {}, {}
+    for site, own in coordinates.items():
+        simulator, arguments = problem.simulators[site].simulator, np.asarray(simulations.arguments[site])
+        found = own.table(np.concatenate([arguments, failed[site]]))
+        z[site] = found.reshape(len(found), -1, found.shape[-1])
+        draws[site] = max(1, prod(simulator.batch_shape) // z[site].shape[1])
+    return fit_success(z, draws, np.arange(len(found)) < len(simulations))
 
 
 def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, what: str) -> None:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import checks, child, in_jax_types, progress, split
-from numpyro_kme.engines.base import SimulationEngine
+from numpyro_kme.engines.base import SimulationEngine, learn_success
 from numpyro_kme.engines.learnt_likelihoods import (
     FromPosterior,
     FromVariance,
@@ -275,6 +275,9 @@ class KELFI(SimulationEngine[LearntPosterior]):
                 fitted = fit_likelihood(theta, x, form=form, standard_errors=False, **how)
                 fitted = replace(fitted, near=simulations.near.get(site))
                 likelihoods[site] = fitted.after(known.likelihoods[site]) if known else fitted
+        coordinates = {site: fitted.coordinates for site, fitted in likelihoods.items()}
+        for site, success in learn_success(problem, simulations, coordinates).items():
+            likelihoods[site] = replace(likelihoods[site], success=success)
         if before:
             made = [*before.made, len(simulations) - len(before.simulations)]
         return LearntLikelihoods(self, problem, simulations, likelihoods, measures, tuple(made))

@@ -10,7 +10,7 @@ from numpyro_kme._core import checks, frozen, in_jax_types, split
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines.base import SimulationEngine, check_kernel
+from numpyro_kme.engines.base import SimulationEngine, check_kernel, learn_success
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.weighting import (
     SignedWeights,
@@ -209,6 +209,10 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
             weights = np.asarray(weights, np.float64)
             checks.shaped("prior['weight']", weights, (len(z),), "per draw")
             checks.sums_to_one("prior['weight']", weights)
+        site = problem.site()
+        for success in learn_success(problem, table.simulations, {site: table.coordinates}).values():
+            weights = (1.0 if weights is None else weights) * np.exp(success.log_probability(z))
+            weights = weights / weights.sum()
         return z, weights
 
 

@@ -24,6 +24,7 @@ from numpyro_kme.likelihoods.learnt_statistics import OfStatistics
 from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
+from numpyro_kme.likelihoods.success import Success
 from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.models.coordinates import Coordinates
 
@@ -45,6 +46,8 @@ class FittedLikelihood(Saved, Recomputed):
         others: What other simulations teach: the likelihoods of halves of them, and that of the round before. How far
             these move a posterior says what it may be off by (`StandardErrors`).
         shares: What each of those counts.
+        success: The probability that a call succeeds, where simulations that failed were left out: it is a factor of
+            the likelihood, which then is that of succeeding with an output.
     """
 
     surrogate: Surrogate
@@ -54,6 +57,7 @@ class FittedLikelihood(Saved, Recomputed):
     near: ArrayLike | None = None
     others: tuple["FittedLikelihood", ...] = ()
     shares: tuple[float, ...] = field(default=(), metadata=dict(static=True))
+    success: Success | None = None
 
     def _card(self) -> Card:
         inside = self.surrogate._card()
@@ -167,6 +171,7 @@ def fit_likelihood(
     finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded) or ends else x
     checks.sound("x", finite, "Leave out the simulations that failed.")
     checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
+    checks.resolved("`x`", x, y)
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
     coordinates = coordinates or Coordinates.standardise(theta)
     z = coordinates.table(theta)

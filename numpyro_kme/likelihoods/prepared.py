@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog
+from numpyro_kme.likelihoods.success import Success
 
 BLOCK = 1024
 """Densities that NumPy evaluates together: what they need stays in a processor's cache."""
@@ -31,6 +32,7 @@ class PreparedLikelihood(LikelihoodAt):
         mask: Which outputs count.
         lead: Leading dimensions of the outputs.
         rows: Flat numbers of the outputs of each part, where there are several.
+        success: The probability that a call succeeds, a factor, where it is known.
     """
 
     parts: tuple[LikelihoodAt, ...]
@@ -38,6 +40,7 @@ class PreparedLikelihood(LikelihoodAt):
     mask: Any
     lead: tuple[int, ...] = field(metadata=dict(static=True))
     rows: tuple[tuple[int, ...], ...] = field(default=(), metadata=dict(static=True))
+    success: Success | None = None
 
     def is_for(self, value: ArrayLike) -> bool:
         """Tell whether `value` is what was prepared; one that is traced can only be that."""
@@ -52,18 +55,22 @@ class PreparedLikelihood(LikelihoodAt):
 
     def signed_log(self, z: Any) -> SignedLog:
         """Sign and log absolute value."""
-        return self._over("signed_log", z)
+        sign, log = self._over("signed_log", z)
+        return sign, log + self._log_success(z)
 
     def log_density(self, z: Any) -> Any:
         """Logarithm of the positive version."""
-        return self._over("log_density", z)
+        return self._over("log_density", z) + self._log_success(z)
+
+    def _log_success(self, z: Any) -> Any:
+        return 0.0 if self.success is None else self.success.log_probability(z)
 
     def log_densities(self, z: np.ndarray) -> np.ndarray:
         """`log_density` at points `(k, *groups, D)` by NumPy, over the broadcast batch shape, `(k, *batch)`."""
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
         size = max(1, BLOCK // prod(self.lead))
         blocks = np.split(z, range(size, len(z), size))
-        return np.concatenate([np.asarray(self._over("log_density", block, 1)) for block in blocks])
+        return np.concatenate([np.asarray(self._over("log_density", b, 1) + self._log_success(b)) for b in blocks])
 
     def total(self, z: np.ndarray, mask: Any, scale: Any, plates: int) -> np.ndarray:
         """`log_densities` of the outputs that count, each to the power of its scale, added up, `(k,)`; axes of the
@@ -117,9 +124,12 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bound
     )
     if not concrete:
         part = fitted.surrogate.at_rows(data, len(lead)) if lead else fitted.at(data)
-        return PreparedLikelihood((part,), data, True, lead)
+        return PreparedLikelihood((part,), data, True, lead, success=fitted.success)
     mask = mask if np.shape(mask) == lead else True
-    rows, whole = data.reshape(-1, *fitted.event_shape), PreparedLikelihood((), data, mask, lead)
+    rows, whole = (
+        data.reshape(-1, *fitted.event_shape),
+        PreparedLikelihood((), data, mask, lead, success=fitted.success),
+    )
     counts = np.broadcast_to(np.ravel(mask), len(rows))
     missing = np.isnan(rows.reshape(len(rows), -1))
     if not missing.any():

@@ -169,12 +169,16 @@ class Plan:
     def simulate(self, rng_key: jax.Array, problem: Problem, number: int | None = None) -> Simulations:
         """The given simulations, if they are of the model, or `number` new ones from the prior, all when left out."""
         if self.simulations is not None:
-            return of_model(problem, self.simulations)
-        checks.key(rng_key)
-        number = self.num_simulations if number is None else number
-        checks.whole("num_simulations", number, 1)
-        self._check_execution(problem)
-        return self._run(rng_key, problem, problem.draw(child(rng_key, 0), number), self.store)
+            found = of_model(problem, self.simulations)
+        else:
+            checks.key(rng_key)
+            number = self.num_simulations if number is None else number
+            checks.whole("num_simulations", number, 1)
+            self._check_execution(problem)
+            found = self._run(rng_key, problem, problem.draw(child(rng_key, 0), number), self.store)
+        for name, site in problem.simulators.items():
+            checks.resolved(f"the outputs of {name!r}", found.x[name], site.observed)
+        return found
 
     def simulate_at(
         self, rng_key: jax.Array, problem: Problem, latents: Arrays, store: str | PathLike | None = None

@@ -1,6 +1,8 @@
 """What users do without a thought: kinds of arrays, handlers, settings of JAX, slips in a model or a simulator. Each is
 right, against an exact answer, or refused in one sentence."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from scipy import stats
 
 import numpyro_kme as kme
 
@@ -83,7 +86,7 @@ def test_what_is_masked_was_not_observed(rng):
     assert masked.p_value == missing.p_value > 0.05
     rows = np.ma.array(x, mask=np.arange(200).reshape(100, 2) == 3)
     with pytest.raises(ValueError, match="`points` has 1 entries that are not finite"):
-        kme.MeanEmbedding(kme.kernels.Gaussian(1.0), rows)
+        kme.embeddings.MeanEmbedding(kme.kernels.Gaussian(1.0), rows)
     with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
         kme.kernels.median_heuristic(rows)
     with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
@@ -91,6 +94,43 @@ def test_what_is_masked_was_not_observed(rng):
         kme.KELFI(model, simulations=made, **QUIET).run(KEY, x=0.5)
     with pytest.raises(ValueError, match=r"'z' is a NumPy masked array, .* put numpyro.handlers.mask around it"):
         learnt(with_counts, 1.0, np.ma.array(Z, mask=[False, True, False]))
+
+
+OFFSET = 2.4e8
+
+
+def since_long_ago(rng_key, theta):
+    return OFFSET + noisy(rng_key, theta)
+
+
+def numpy_since_long_ago(rng, theta):
+    return OFFSET + theta + 0.5 * rng.normal()
+
+
+def dated(x=None, fn=since_long_ago, **kinds):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(fn, theta, **kinds), obs=x)
+
+
+def test_an_offset_that_takes_the_digits_of_the_data():
+    """Steps of single precision are 16 there, and numbers vary by 1: simulated, observed, or both."""
+    black_box, lost = dict(fn=numpy_since_long_ago, shape=(), dtype=float), "steps of about 29. Subtract the offset"
+    for run in (nearest, learnt):
+        for x, kinds in ((OFFSET + 1.2, {}), (jnp.array(OFFSET + 1.2), black_box)):
+            with pytest.raises(ValueError, match=lost):
+                run(dated, x=x, **kinds)
+    found = nearest(dated, x=OFFSET + 1.2, **black_box).get_samples()["theta"].mean()
+    assert abs(found - 0.96) < 0.5  # N(.96, .45^2), by thirty draws
+    theta = np.linspace(0.0, 1.0, 50)[:, None]
+    with pytest.raises(ValueError, match=lost):
+        kme.fit_likelihood(theta, np.float32(OFFSET) + 99 * theta.astype(np.float32))
+
+    def data(x):
+        with numpyro.plate("n", 20):
+            numpyro.sample("x", dist.Normal(numpyro.sample("theta", dist.Normal(OFFSET, 1.0)), 1.0), obs=x)
+
+    with pytest.raises(ValueError, match=lost):
+        kme.PosteriorBootstrap(data, progress_bar=False).run(KEY, x=OFFSET + np.arange(20.0))
 
 
 def test_an_observation_that_would_count_several_times_is_refused():
@@ -206,6 +246,41 @@ def test_outputs_that_are_masked_are_failures():
     masked = black_box(lambda rng, theta: np.ma.array([theta, 99.0], mask=[False, theta > 0]), shape=(2,))
     found = kme.simulate(KEY, masked, 50, on_failure="skip", progress_bar=False)
     assert (found.latents["theta"] <= 0).all() and found.failures == {"x: not finite": found.attempted - len(found)}
+
+
+def probit(rng_key, theta):
+    first, second = random.split(rng_key)
+    return jnp.where(random.normal(first) < theta, noisy(second, theta), jnp.nan)
+
+
+def runs(x):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", len(x)):
+        numpyro.sample("x", kme.Simulator(probit, theta), obs=x)
+
+
+@pytest.mark.parametrize(
+    "kind, number, calls", [(kme.KELFI, 1200, 3), (kme.KernelBayes, 3000, 1), (kme.KernelABC, 3000, 1)]
+)
+def test_skipped_failures_mean_the_prior_given_success(kind, number, calls):
+    """N(theta | 0, 1) Phi(theta)^n N(x_1 | theta, 1/2) ... by a grid: all calls succeed, or nothing is known."""
+    x = np.array([-0.8, -0.3, -0.4], np.float32)[:calls]
+    grid = np.linspace(-4.0, 4.0, 2001)
+    logs = (
+        stats.norm.logpdf(grid) + calls * stats.norm.logcdf(grid) + stats.norm.logpdf(x[:, None], grid, 0.5).sum(axis=0)
+    )
+    weights = np.exp(logs) / np.exp(logs).sum()
+    mean, square = weights @ grid, weights @ grid**2
+    engine = kind(runs, number, on_failure="skip", **QUIET)
+    if kind is kme.KELFI:
+        engine.num_rounds = 1
+    engine.run(KEY, x=x)
+    found = engine.posterior.expectation(lambda sites: sites["theta"])
+    assert abs(found - mean) < 0.4 * np.sqrt(square - mean**2)  # the plain prior is more than .5 off
+    if kind is kme.KELFI:
+        fitted = engine.likelihoods["x"]
+        change = fitted(0.3).log_prob(x) - replace(fitted, success=None)(0.3).log_prob(x)
+        np.testing.assert_allclose(change, np.full(3, stats.norm.logcdf(0.3)), atol=0.1)
 
 
 @pytest.mark.parametrize("value, kinds", [(-1.5, {"dtype": int}), (1e30, {"dtype": int}), (2.0, {"dtype": bool})])

@@ -714,9 +714,9 @@ def test_median_heuristic_on_a_subset(rng):
 
 
 def test_median_heuristic_is_checked():
-    with pytest.raises(ValueError, match="median distance between the points of `x` is 0"):
+    with pytest.raises(ValueError, match="All points of `x` coincide"):
         K.median_heuristic(np.ones((5, 2)))
-    with pytest.raises(ValueError, match=r"points of `x\[:, 1\]` is 0"):
+    with pytest.raises(ValueError, match=r"All points of `x\[:, 1\]` coincide"):
         K.median_heuristic_per_dimension(np.stack([np.arange(5.0), np.ones(5)], axis=1))
     with pytest.raises(ValueError, match="`x` must have at least 2 rows"):
         K.median_heuristic(np.ones((1, 2)))
