@@ -275,8 +275,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
                 fitted = fit_likelihood(theta, x, form=form, standard_errors=False, **how)
                 fitted = replace(fitted, near=simulations.near.get(site))
                 likelihoods[site] = fitted.after(known.likelihoods[site]) if known else fitted
-        coordinates = {site: fitted.coordinates for site, fitted in likelihoods.items()}
-        for site, success in learn_success(problem, simulations, coordinates).items():
+        found = {site: fitted.coordinates for site, fitted in likelihoods.items()}
+        for site, success in learn_success(problem, simulations, found).items():
             likelihoods[site] = replace(likelihoods[site], success=success)
         if before:
             made = [*before.made, len(simulations) - len(before.simulations)]

@@ -148,9 +148,14 @@ def _matvec(kernel, x, y, vectors, rows):
 @jax.jit
 @full_precision
 def weighted_sum_and_rest(
-    kernel: Kernel, x: PointSet, v: jax.Array, y: PointSet | None = None, w: jax.Array | None = None
+    kernel: Kernel,
+    x: PointSet,
+    v: jax.Array,
+    y: PointSet | None = None,
+    w: jax.Array | None = None,
+    constant: ArrayLike = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The sum `sum_ij v_i w_j k(x_i, y_j)`, and what its rounding leaves out.
+    """The sum `sum_ij v_i w_j (k(x_i, y_j) - c)` with a constant `c`, and what its rounding leaves out.
 
     Where `y` is left out it is `x`, of a symmetric kernel, from the tiles on and above the diagonal. Tiles are added by
     Knuth's two-sum: tens of thousands of like numbers, each rounded alike, otherwise lose three digits of float32.
@@ -158,7 +163,7 @@ def weighted_sum_and_rest(
     own = y is None
     y, w = (x, v) if y is None or w is None else (y, w)
     if max(num_points(x), num_points(y)) <= TILE:
-        return v @ kernel.gram(x, None if own else y) @ w, jnp.zeros((), jnp.result_type(v, w))
+        return v @ (kernel.gram(x, None if own else y) - constant) @ w, jnp.zeros((), jnp.result_type(v, w))
     x_blocks, y_blocks = (split(x, TILE), _split_weights(v)), (split(y, TILE), _split_weights(w))
     shape = num_points(x_blocks), num_points(y_blocks)
     rows, columns = np.triu_indices(shape[0]) if own else (index.ravel() for index in np.indices(shape))
@@ -168,7 +173,7 @@ def weighted_sum_and_rest(
     def add(carry, tile):
         row, column, multiple = tile
         (a, left), (b, right) = take(x_blocks, row), take(y_blocks, column)
-        return two_sum(*carry, (multiple * (left @ kernel.gram(a, b) @ right)).astype(dtype)), None
+        return two_sum(*carry, (multiple * (left @ (kernel.gram(a, b) - constant) @ right)).astype(dtype)), None
 
     multiples = np.where(own & (rows != columns), 2.0, 1.0)
     zero = jnp.zeros((), dtype)

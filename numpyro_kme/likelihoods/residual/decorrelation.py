@@ -36,6 +36,9 @@ AMPLITUDES = 0.03, 0.1, 0.3, 1.0
 MOST = 200
 """Largest number of inducing points of curves: there are many coordinates, and functions of them are smooth."""
 
+FEWEST = 5
+"""Simulations for each coordinate and residual, at least: curves of more are noise, and of 500 residuals take hours."""
+
 WORTH = 0.02
 """A residual's curves are kept if they improve on more than this, in nats a simulation, and all if together they do."""
 
@@ -110,7 +113,7 @@ def fit_curves(
     """Learn `m` and `s` of residuals of which a regression explains anything at once, where they are worth it.
 
     Return these functions, the held-out residuals `(m, n)`, and what they add to the held-out log score, `(n,)`; None
-    where there is no such residual.
+    where there is no such residual, or simulations are fewer than `FEWEST` for each.
 
     Args:
         steps: Iterations of one location.
@@ -120,6 +123,8 @@ def fit_curves(
         rows: Simulations that hyperparameters are learnt from.
     """
     n, dim = u.shape[1], z.shape[1]
+    if len(rows) < FEWEST * (dim + n):
+        return None
     inputs = np.concatenate([z, soft_clip(u)], axis=1)
     known = np.arange(dim + n) < dim + np.arange(n)[:, None]
     at = Inputs(inputs, Inputs.pivoted(inputs[rows], MOST).inducing_points)

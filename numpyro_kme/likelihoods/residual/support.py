@@ -42,6 +42,9 @@ UNEVEN, TURNS = 0.02, 20
 """Tails around a line are those of the noise if their location and scale do not follow the coordinates, which would
 explain more than `UNEVEN`; turns in which the line is found."""
 
+LIGHT = 6.0
+"""Tails that end within so many robust standard deviations of a line in the middle are not heavy."""
+
 AROUND = 2.0
 """Side of a line in the middle."""
 
@@ -177,7 +180,7 @@ def _middle(at, columns, s, rows) -> _Line | None:
     found, gaps = robust_line(columns, s)
     width = max(robust_standard_deviation(gaps), NARROWEST)
     smoothness = Smoothness.start(at.dim, linear=0.1, length=1.0)
-    if explained(at.coarse[rows], gaps[rows] / width, smoothness) >= UNEVEN:
+    if np.max(np.abs(gaps)) < LIGHT * width or explained(at.coarse[rows], gaps[rows] / width, smoothness) >= UNEVEN:
         return None
     return _line(at, rows, found, width, AROUND, gaps, 0.03)
 
