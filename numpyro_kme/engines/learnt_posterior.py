@@ -290,7 +290,8 @@ def describe(posterior: LearntPosterior) -> dict[str, Any]:
     with suppress(ValueError):
         for fitted in posterior.likelihoods.values():
             fitted.surrogate.require_density()
-        info["log marginal likelihood"] = drawn.log_evidence
+        error = "" if posterior.errors is None else f", standard error {posterior.errors.of_log_evidence:.2g}"
+        info["log marginal likelihood"] = f"{drawn.log_evidence:.4g}{error}"
     return info
 
 

@@ -131,15 +131,15 @@ def check_surrogate(
 
 def _errors(fn, value, z, mask, scale, plates, draws) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], float]:
     """Standard errors of means and of standard deviations of draws that a site's likelihood leaves, and the largest."""
+    table = ravel(draws, 1).astype(np.float64)
+    varying = table[:, deviations(table) > 0.0]
+    if len(table) < 4 or not varying.size or not np.any(mask):  # of fewer NumPyro knows no effective number
+        return {}, {}, 0.0
     with host.one_blas_thread, checks.collected_warnings():
         own, *logs = (
             prepare(fitted, np.asarray(value), mask, fn.bounds).brief().total(z, mask, scale, plates)
             for fitted in (fn.fitted, *fn.fitted.others)
         )
-    table = ravel(draws, 1).astype(np.float64)
-    varying = table[:, deviations(table) > 0.0]
-    if len(table) < 4 or not varying.size:  # of fewer NumPyro knows no effective number
-        return {}, {}, 0.0
     size = float(np.min(effective_sample_size(varying[None])))
     errors = StandardErrors.of(np.array(logs) - own, fn.fitted.shares, size, table)
     found = {name: errors.of_moments(np.asarray(part, np.float64)) for name, part in draws.items()}

@@ -345,6 +345,7 @@ def run(prior: Prior, name: str):
             "Under the signed weights the variance",  # "means may be right": means are judged here
             r"\w+: the posterior is coarse",  # how coarse it may be is judged here
             "Kernel(ABC|Bayes): the posterior is too narrow",
+            ".*have their minimum where the prior ends",
         ):
             warnings.filterwarnings("ignore", said)
         engine.run(KEY, x=prior.data if row.draws else np.array(prior.y, np.float32))
