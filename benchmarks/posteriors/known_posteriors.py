@@ -50,7 +50,7 @@ def on_grid(axes, log_p):
 
 
 def drawn(problem, rng):
-    """An observation, and moments of 40,000 draws by the exact likelihood, whose prior may have bounds."""
+    """An observation, and moments of 10,000 draws by the exact likelihood, whose prior may have bounds."""
     x = problem.draw(jax.random.key(rng.integers(2**31)), 1)[1][0]
     log_prior, log_likelihood = (
         jax.jit(jax.vmap(f)) for f in (problem.prior.log_prob, lambda t: problem.log_density(t, x))
@@ -61,7 +61,7 @@ def drawn(problem, rng):
         prior = np.asarray(log_prior(u))
         return prior, np.where(np.isfinite(prior), np.asarray(log_likelihood(u)), -np.inf)
 
-    start = np.asarray(problem.prior.sample(jax.random.key(0), (160_000,)))
+    start = np.asarray(problem.prior.sample(jax.random.key(0), (40_000,)))
     draws = temper(jax.random.key(1), log_densities, start).particles
     return x, draws.mean(axis=0), draws.std(axis=0)
 

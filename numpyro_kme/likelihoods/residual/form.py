@@ -115,12 +115,14 @@ class ResidualKernelMeans(Form):
             return self._fit(z, x, StatisticsTransform.fit(x))
 
     def again(self, learnt: ResidualSurrogate, z, x, rows, *, measure=None, y=None) -> ResidualSurrogate:
-        """Implement `Form.again`: in a third of the steps, without bounds or curves where all simulations show none;
-        hyperparameters are learnt from the same part of the simulations."""
+        """Implement `Form.again`: in a third of the steps, from where all simulations ended, without bounds or curves
+        where they show none; hyperparameters are learnt from the same part of the simulations."""
         bounds, curved = bool(np.any(learnt.standardisation.support.side)), learnt.decorrelation.curved is not None
         subset = max(len(self.rows(z)) * len(rows) // len(z), MIN_SIMULATIONS)
         settings = replace(self, bounds=bounds, curved=curved, subset=subset, steps=max(self.steps // 3, 1))
-        return settings.fit(z[rows], x[rows])
+        x = np.asarray(x[rows], np.float64)
+        with host.one_blas_thread:
+            return settings._fit(z[rows], x, StatisticsTransform.fit(x), learnt.location)
 
     def rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
         """Simulations that hyperparameters are learnt from, at random: first one of each that have the same
@@ -130,15 +132,16 @@ class ResidualKernelMeans(Form):
         return Repeats.of(z).at_random(np.random.default_rng(0))[:used]
 
     @numpy_function
-    def _fit(self, z, x, transform):
+    def _fit(self, z, x, transform, starts=None):
         rows, first = self.rows(z), Repeats.of(z).first
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
-        zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
         clipped = _clipped(bounded)
-        starts, _ = start_locations(at.coarse[rows], clipped[rows].T, zero)
+        if starts is None:
+            zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
+            starts, _ = start_locations(at.coarse[rows], clipped[rows].T, zero)
         location, functions, residuals, gained = fit_statistics(self.steps, at, rows, clipped.T, starts)
         v = location.transformed(clipped.T)
         marginals = MarginalTransform(location.centre, np.exp(location.log_width), v.mean(axis=1), v.std(axis=1))
@@ -164,6 +167,7 @@ class ResidualKernelMeans(Form):
             residuals,
             still,
             z,
+            location,
             self,
         )
 

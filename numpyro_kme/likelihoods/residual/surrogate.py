@@ -15,6 +15,7 @@ from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
 from numpyro_kme.likelihoods.residual.density import ResidualAt, ResidualDensity
+from numpyro_kme.likelihoods.residual.location_scale import Location
 from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions
 from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
@@ -85,6 +86,7 @@ class ResidualSurrogate(Surrogate):
         residuals: Held-out standardised residuals `u` of the simulations, `(m, n)`, from which `marginal` learns.
         unmoved: Which statistics are embedded as they are, with location 0 and scale 1, `(n,)`.
         simulated: Coordinates of the simulations, `(m, D)`.
+        location: Hyperparameters of the locations.
         form: The settings (static).
     """
 
@@ -99,6 +101,7 @@ class ResidualSurrogate(Surrogate):
     residuals: Array
     unmoved: Array
     simulated: Array
+    location: Location
     form: Any = field(metadata=dict(static=True))
 
     @property
@@ -182,6 +185,7 @@ class ResidualSurrogate(Surrogate):
             improvements={**known, **learnt.improvements},
             residuals=residuals,
             unmoved=unmoved,
+            location=jax.tree.map(lambda leaf: leaf[chosen], self.location),
         )
 
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
