@@ -22,7 +22,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from threadpoolctl import threadpool_limits
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, progress
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -206,12 +206,12 @@ def in_parallel(function: Callable[[Any], Any], items: Iterable) -> list:
     begun = time.perf_counter()
     found = list(map(run, items[:1]))
     if len(items) < 3 or time.perf_counter() - begun < LONG:
-        return found + list(map(run, items[1:]))
+        return found + list(progress.counted(map(run, items[1:]), len(items) - 1))
     keep_freed_memory()
     pool = ThreadPoolExecutor(processors())
     try:
         with one_blas_thread:
-            return found + list(pool.map(run, items[1:]))
+            return found + list(progress.counted(pool.map(run, items[1:]), len(items) - 1))
     finally:
         pool.shutdown(cancel_futures=True)
 

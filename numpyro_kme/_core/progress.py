@@ -17,6 +17,8 @@ PATIENCE, EVERY = 1.0, 0.5
 
 _inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
 
+_parts: ContextVar[list[int]] = ContextVar("parts", default=[0, 0])  # noqa: B039 (written to, and not read)
+
 
 def no_progress_bars() -> AbstractContextManager:
     """Draw none within: a loop has its own, and what it calls again and again shows none."""
@@ -50,18 +52,26 @@ def phase(description: str, shown: bool) -> Iterator[None]:
     if not (shown and progress_bars_allowed()):
         yield
         return
-    done = Event()
-    clock = Thread(target=_show, args=(description, done), daemon=True)
+    done, parts = Event(), [0, 0]
+    clock = Thread(target=_show, args=(description, done, parts), daemon=True)
     clock.start()
     try:
-        yield
+        with checks.setting(_parts, parts):
+            yield
     finally:
         done.set()
         clock.join()
 
 
-def _show(description: str, done: Event) -> None:
-    """A line with the time, until it is done; none of a short phase."""
+def counted(values: Iterable, total: int) -> Iterator:
+    """The values one by one; the phase around shows how many of all there were."""
+    for number, value in enumerate(values, 1):
+        _parts.get()[:] = number, total
+        yield value
+
+
+def _show(description: str, done: Event, parts: list[int]) -> None:
+    """A line with the time, and how much is done of what, until all is; none of a short phase."""
     if done.wait(PATIENCE):
         return
     if not _moves():
@@ -70,4 +80,4 @@ def _show(description: str, done: Event) -> None:
     with tqdm(bar_format="{desc} [{elapsed}]", desc=description) as bar:
         bar.start_t -= PATIENCE
         while not done.wait(EVERY):
-            bar.refresh()
+            bar.set_description_str(f"{description}, {parts[0]} of {parts[1]}" if parts[1] else description)

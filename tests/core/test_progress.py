@@ -29,6 +29,10 @@ def test_a_long_phase_is_shown_with_its_time_and_a_short_one_is_not(terminal):
         time.sleep(0.4)
     said = terminal()
     assert "short" not in said and re.search(r"learning:? *\[00:0\d\]", said), said
+    with progress.phase("learning", True):
+        assert list(progress.counted("abc", 3)) == ["a", "b", "c"]
+        time.sleep(0.4)
+    assert "learning, 3 of 3 [00:0" in terminal()
 
 
 def test_bars_are_shown_unless_they_are_switched_off():

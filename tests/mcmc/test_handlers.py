@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
+from numpyro.infer import HMCECS, MCMC, NUTS, SVI, Predictive, Trace_ELBO, autoguide, log_likelihood
 from numpyro.infer.inspect import get_model_relations
 from numpyro.infer.util import log_density
 from scipy import stats
@@ -365,6 +365,51 @@ def test_a_site_a_factor_and_the_handler_are_one_density():
         )
         np.testing.assert_allclose(by_factor, by_site, rtol=1e-6)
         np.testing.assert_allclose(by_handler, by_site, rtol=1e-4)
+
+
+@functools.cache
+def residual(number=200):
+    """The default form, of the same single calls."""
+    theta = np.random.default_rng(0).normal(size=(number, 2))
+    return fit_likelihood(theta, theta + np.random.default_rng(1).normal(size=(number, 2)), standard_errors=False)
+
+
+@pytest.mark.parametrize("learnt", [learnt, residual])
+def test_second_derivatives_in_single_precision(learnt):
+    """Against differences of gradients, and at points where kernels coincide with simulations or vanish."""
+    fitted = learnt()
+    slope = jax.jit(jax.grad(lambda theta: fitted(theta).log_prob(X)))
+    curvature, h = jax.jit(jax.hessian(lambda theta: fitted(theta).log_prob(X))), 0.02
+    for theta in (jnp.array([0.3, -0.4]), jnp.zeros(2)):
+        found = [(slope(theta + step) - slope(theta - step)) / (2.0 * h) for step in h * jnp.eye(2)]
+        np.testing.assert_allclose(curvature(theta), jnp.stack(found), atol=0.02)
+    assert np.isfinite(curvature(jnp.array([9.0, -9.0]))).all()
+
+
+@pytest.mark.slow
+@jax.numpy_rank_promotion("allow")  # as NumPyro needs it
+def test_what_takes_second_derivatives_finds_the_known_posterior():
+    """Laplace's approximation, and Hamiltonian Monte Carlo by subsamples with a Taylor proxy: N(n mean / (n + 1))."""
+
+    def sampled(x, size=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("n", len(x), subsample_size=size):
+            numpyro.sample("x", residual(2000)(theta), obs=numpyro.subsample(x, 1))
+
+    x = jnp.asarray(np.random.default_rng(2).normal(0.5, 1.0, (200, 2)), jnp.float32)
+    exact, sd = 200 * x.mean(axis=0) / 201, 1 / np.sqrt(201)
+    guide = autoguide.AutoLaplaceApproximation(sampled)
+    descent = SVI(sampled, guide, numpyro.optim.Adam(0.05), Trace_ELBO())
+    params = descent.run(random.key(0), 400, x, progress_bar=False).params
+    laplace = guide.sample_posterior(random.key(1), params, sample_shape=(2000,))["theta"]
+    kernel = HMCECS(NUTS(sampled), num_blocks=10, proxy=HMCECS.taylor_proxy({"theta": x.mean(axis=0)}))
+    chain = MCMC(kernel, num_warmup=200, num_samples=400, progress_bar=False)
+    chain.run(random.key(2), x, 40)
+    for found in (laplace, chain.get_samples()["theta"]):
+        np.testing.assert_allclose(
+            found.mean(axis=0), exact, atol=4.5 / np.sqrt(2000)
+        )  # what so many simulations teach
+        np.testing.assert_allclose(found.std(axis=0), sd, rtol=0.35)
 
 
 def one_number(key, theta):
