@@ -63,6 +63,14 @@ def to_inference_data(
     return xarray.DataTree.from_dict(datasets)
 
 
+def summary(data: Any) -> Any:
+    """`arviz.summary` of the posterior of an ArviZ object, a table of pandas, with all digits."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    return arviz.summary(data, round_to="none")
+
+
 def _of_calls(groups: Mapping[str, Group], dims: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
     """Names of the plates' dimensions, of variables whose log likelihood has a number for each call along plates."""
     plates = {name: np.shape(value)[2:] for name, value in groups["log_likelihood"].items()}

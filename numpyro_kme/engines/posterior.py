@@ -223,6 +223,15 @@ class Posterior(Recomputed, Saved):
             groups, coords=named | dict(coords or {}), dims=dims, attrs=attrs, leading=leading
         )
 
+    def summary(self) -> Any:
+        """`arviz.summary` of the draws, a table of pandas, with standard errors as `mcse_mean` and `mcse_sd` where they are
+        known; what ArviZ gives there is what the number of draws adds to them."""
+        table = arviz.summary(self.to_inference_data())
+        if self.errors is not None:
+            errors = np.concatenate([self._of_moments(v).reshape(2, -1) for v in self.samples.values()], axis=1)
+            table["mcse_mean"], table["mcse_sd"] = errors * [np.ones(len(table)), table["sd"]]
+        return table
+
     def _super_samples(self, samples: Samples) -> "Posterior":
         """This posterior with samples chosen by herding."""
         how = "super-samples by kernel herding: in order, each given those before it, and not independent"
