@@ -224,8 +224,8 @@ class Posterior(Recomputed, Saved):
         )
 
     def summary(self) -> Any:
-        """`arviz.summary` of the draws, a table of pandas, with standard errors as `mcse_mean` and `mcse_sd` where they are
-        known; what ArviZ gives there is what the number of draws adds to them."""
+        """`arviz.summary` of the draws, a table of pandas, with standard errors as `mcse_mean` and `mcse_sd` where they
+        are known; what ArviZ gives there is what the number of draws adds to them."""
         table = arviz.summary(self.to_inference_data())
         if self.errors is not None:
             errors = np.concatenate([self._of_moments(v).reshape(2, -1) for v in self.samples.values()], axis=1)
