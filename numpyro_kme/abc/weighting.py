@@ -11,7 +11,7 @@ import scipy
 from jax.typing import ArrayLike
 from scipy.special import logsumexp
 
-from numpyro_kme._core import checks, numpy_rng, shown, solves
+from numpyro_kme._core import checks, in_jax_types, numpy_rng, shown, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
 from numpyro_kme.kernels import low_rank, median_heuristic
 from numpyro_kme.kernels.base import Kernel, num_points
@@ -293,8 +293,8 @@ def recursive_abc_step(
     checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")
     checks.real("x", x)
     checks.real("observed", observed)
-    theta, points, point = np.asarray(theta, np.float64), kernel.points(np.asarray(x)), np.asarray(observed)[None]
-    y = kernel.points(point)
+    theta, points = np.asarray(theta, np.float64), kernel.points(np.asarray(in_jax_types(x)))
+    y = kernel.points(np.asarray(in_jax_types(observed))[None])
     checks.sound("x", points)
     checks.sound("observed", y)
     m = len(theta)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import Array, by_columns, checks, numpy_function, solves
+from numpyro_kme._core import Array, by_columns, checks, in_jax_types, numpy_function, solves
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register, take
 
 REGULARISATIONS = 10.0 ** np.arange(-9.0, 1.0)
@@ -160,7 +160,7 @@ class DistributionRegression:
         targets = np.asarray(targets, np.float64)
         if regularisation is not None:
             checks.positive_number("regularisation", regularisation)
-        points = kernel.points(np.asarray(x))
+        points = kernel.points(np.asarray(in_jax_types(x)))
         checks.sound("x", points)
         checks.require(
             num_points(points) == len(targets),
@@ -205,7 +205,7 @@ class DistributionRegression:
                 the mean of the targets, whatever the data.
         Cost: `s r` kernels.
         """
-        y = self.features.kernel.points(np.asarray(y))
+        y = self.features.kernel.points(np.asarray(in_jax_types(y)))
         checks.sound("y", y)
         near, own = (
             np.abs(np.asarray(self.features.at_pivots(y))),

@@ -13,6 +13,7 @@ from jax import random
 from scipy import stats
 
 import numpyro_kme as kme
+from numpyro_kme.kernels import Gaussian
 
 KEY = random.key(0)
 QUIET = dict(num_samples=200, progress_bar=False)
@@ -86,9 +87,10 @@ def test_what_is_masked_was_not_observed(rng):
     assert masked.p_value == missing.p_value > 0.05
     rows = np.ma.array(x, mask=np.arange(200).reshape(100, 2) == 3)
     with pytest.raises(ValueError, match="`points` has 1 entries that are not finite"):
-        kme.embeddings.MeanEmbedding(kme.kernels.Gaussian(1.0), rows)
-    with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
-        kme.kernels.median_heuristic(rows)
+        kme.embeddings.MeanEmbedding(Gaussian(1.0), rows)
+    for use in (kme.kernels.median_heuristic, lambda x: kme.abc.DistributionRegression.fit(Gaussian(1.0), x, x.data)):
+        with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
+            use(rows)
     with pytest.raises(ValueError, match="`x` has 1 entries that are not finite"):
         made = kme.Simulations({"x": x[:, :1]}, {"x": rows[:, 1]}, {"theta": x[:, 0]})
         kme.KELFI(model, simulations=made, **QUIET).run(KEY, x=0.5)
