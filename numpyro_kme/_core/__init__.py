@@ -1,7 +1,8 @@
 """What every room uses: checks, conversions, programs and keys, files, and how values print."""
 
 from numpyro_kme._core.checks import EffectiveSampleSizeError
-from numpyro_kme._core.display import Card, frozen, is_default, listed, names_and_shapes, short, shown
+from numpyro_kme._core.display import Card, is_default, listed, names_and_shapes, short, shown
+from numpyro_kme._core.doors import door, frozen
 from numpyro_kme._core.host import (
     at_once,
     call_back,

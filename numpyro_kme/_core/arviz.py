@@ -30,6 +30,7 @@ def to_inference_data(
     Args:
         groups: `{group: {variable: array}}`. Arrays have shape `(chain, draw, *event)`, except in `observed_data` and
             `constant_data`, which have no sample dimensions. Groups outside ArviZ's own list are kept on both lines.
+            Slashes in names, as `numpyro.handlers.scope` makes them, become dots (`valid`).
         coords: Values of named dimensions.
         dims: Names of the dimensions of one draw, by variable; `{variable}_dim_{i}` otherwise. The group
             `log_likelihood` takes those of the plates, the first ones.
@@ -43,6 +44,9 @@ def to_inference_data(
     with warnings.catch_warnings():  # ArviZ 0.23 announces its refactoring at import
         warnings.simplefilter("ignore", FutureWarning)
         import arviz
+    groups = {group: {valid(name): value for name, value in held.items()} for group, held in groups.items()}
+    dims = {valid(name): tuple(map(valid, named)) for name, named in (dims or {}).items()}
+    coords = {valid(name): values for name, values in (coords or {}).items()}
     attributes = {
         "created_at": datetime.now(UTC).isoformat(),
         "inference_library": "numpyro_kme",
@@ -56,8 +60,8 @@ def to_inference_data(
             not taken, f"ArviZ calls dimensions {sorted(taken)}, as sites are called here. Give these other names."
         )
         if group:
-            named = _of_calls(groups, dims or {}) if name == "log_likelihood" else dims or {}
-            datasets[name] = _dataset(group, tuple(own.get(name, ("chain", "draw"))), coords or {}, named, attributes)
+            named = _of_calls(groups, dims) if name == "log_likelihood" else dims
+            datasets[name] = _dataset(group, tuple(own.get(name, ("chain", "draw"))), coords, named, attributes)
     if int(arviz.__version__.partition(".")[0]) < 1:
         return arviz.InferenceData(warn_on_custom_groups=False, **datasets)
     return xarray.DataTree.from_dict(datasets)
@@ -69,6 +73,11 @@ def summary(data: Any) -> Any:
         warnings.simplefilter("ignore", FutureWarning)
         import arviz
     return arviz.summary(data, round_to="none")
+
+
+def valid(name: str) -> str:
+    """A name that netCDF can hold, for which a slash divides groups."""
+    return name.replace("/", ".")
 
 
 def _of_calls(groups: Mapping[str, Group], dims: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:

@@ -7,10 +7,8 @@ let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.gra
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
-from importlib.metadata import metadata
 from typing import Any, TypeVar
 
 import jax
@@ -77,7 +75,7 @@ def require(condition: bool, message: str, error: type[Exception] = ValueError) 
 def explained(message: str, error: type[Raised] = ValueError, **details: str) -> Raised:  # type: ignore[assignment]
     """An error with a note that gives the page of errors, which has its cause and remedy."""
     found = error(message, **details)
-    found.add_note(explanation())
+    found.add_note(EXPLANATION)
     return found
 
 
@@ -91,12 +89,21 @@ def needs(what: str, package: str, extra: str) -> Iterator[None]:
         raise explained(message, ModuleNotFoundError, name=package) from error
 
 
-@cache
-def explanation() -> str:
-    """Where causes and remedies are: the page of errors, below the address of the docs in the metadata."""
-    addresses = metadata("numpyro-kme").get_all("Project-URL") or []
-    here = (text.partition(", ")[2] for text in addresses if text.startswith("Documentation"))
-    return f"Causes and remedies: {next(here, 'docs')}/errors.html"
+EXPLANATION = "Causes and remedies: docs/errors.md"
+"""The page that has causes and remedies, by its name in this repository."""
+
+
+def is_explained(error: Exception) -> bool:
+    """Tell whether an error was raised by `explained`."""
+    return EXPLANATION in getattr(error, "__notes__", ())
+
+
+_told: ContextVar[set[str] | None] = ContextVar("told", default=None)
+
+
+def each_once() -> AbstractContextManager[Any]:
+    """A block in which `warn` says each sentence once, as rounds would say it again."""
+    return setting(_told, set() if _told.get() is None else _told.get())
 
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
@@ -119,16 +126,20 @@ def collected_warnings() -> AbstractContextManager[list[str]]:
 
 def warn(sentence: str) -> None:
     """Warn at the line of the user's that called the package, however deep it went, with the page of errors."""
-    collected = _collected.get()
+    told, collected = _told.get(), _collected.get()
     if collected is not None:
         collected.append(sentence)
         return
+    if told is not None:
+        if sentence in told:
+            return
+        told.add(sentence)
     frame, level, outermost = sys._getframe(1), 2, 2
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "numpyro_kme":
             outermost = level + 1
         frame, level = frame.f_back, level + 1
-    warnings.warn(f"{sentence}\n{explanation()}", UserWarning, stacklevel=outermost)
+    warnings.warn(f"{sentence}\n{EXPLANATION}", UserWarning, stacklevel=outermost)
 
 
 def v_statistic(name: str, value: Any, size: Any) -> None:
@@ -152,10 +163,19 @@ def positive(name: str, value: Any) -> None:
             raise explained(f"`{name}` must be positive and finite; got {value}.")
 
 
+def shape_of(name: str, value: Any) -> tuple[int, ...]:
+    """The shape of what must be an array."""
+    shape: Any = None
+    with suppress(TypeError, ValueError):
+        shape = np.shape(value)
+    require(isinstance(shape, tuple), f"`{name}` must be an array of real numbers; got {line(value)}.", TypeError)
+    return shape
+
+
 def number(name: str, value: Any) -> None:
     """Require one real number."""
     require(value is not None, f"`{name}` must be one number; got None.")
-    require(np.shape(value) == (), f"`{name}` must be one number; got shape {np.shape(value)}.")
+    require(shape_of(name, value) == (), f"`{name}` must be one number; got shape {np.shape(value)}.")
     real(name, value)
 
 
@@ -167,6 +187,7 @@ def positive_number(name: str, value: Any) -> None:
 
 def non_negative(name: str, value: Any) -> None:
     """Require every entry of a concrete `value` to be finite and not negative."""
+    real(name, value)
     if is_concrete(value) and not np.all(np.isfinite(value) & (np.asarray(value) >= 0)):
         raise explained(f"`{name}` must be finite and not negative; got {value}.")
 
@@ -207,7 +228,7 @@ def instance(name: str, value: Any, kind: type[T] | Any, what: str) -> T:
 def real(name: str, value: Any) -> None:
     """Require every array of a pytree to hold real numbers."""
     for leaf in jax.tree.leaves(value):
-        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        dtype = leaf.dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
         numbers = any(jax.numpy.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
         require(numbers, f"`{name}` must hold real numbers; got dtype {dtype}.", TypeError)
 
@@ -264,7 +285,7 @@ def resolved(name: str, x: Any, observed: Any = None) -> None:
 def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 1, advice: str = "") -> None:
     """Require real numbers of shape `(rows, columns)` with at least `min_rows` rows, all finite where they are
     concrete."""
-    shape = np.shape(value)
+    shape = shape_of(name, value)
     require(len(shape) == 2, f"`{name}` must have shape (points, dim); got {shape}. Use {name}[:, None] for scalars.")
     require(shape[0] >= min_rows, f"`{name}` must have at least {min_rows} rows; got shape {shape}.")
     require(shape[1] >= 1, f"`{name}` must have at least 1 column; got shape {shape}.")

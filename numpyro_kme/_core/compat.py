@@ -70,6 +70,13 @@ def fields(value: Any) -> dict[str, Any] | None:
     return {name: vars(value).get(name) for name in names}
 
 
+def loses_attributes(value: Any) -> bool:
+    """Tell whether it is a distribution which JAX would take apart and put together without some of its attributes: a
+    user's, that declares no `pytree_data_fields`. NumPyro never does so outside of `scan`."""
+    known = fields(value)
+    return known is not None and any(name not in known and not hasattr(type(value), name) for name in vars(value))
+
+
 def mask(fn: Distribution) -> np.ndarray | jax.Array:
     """Mark the elements of the innermost distribution's batch that count under all masks around it; NumPy unless a mask
     is traced."""
@@ -111,9 +118,10 @@ def outside(handler: Messenger) -> Iterator[None]:
         stack.extend(inside)
 
 
-def plate_depth() -> int:
-    """Number of batch dimensions of the plates around."""
-    return max((-known.dim for known in _private(primitives, "_PYRO_STACK") if isinstance(known, plate)), default=0)
+def plate_shape() -> tuple[int, ...]:
+    """Batch shape of the plates around."""
+    sizes = {-one.dim: one.subsample_size for one in _private(primitives, "_PYRO_STACK") if isinstance(one, plate)}
+    return tuple(sizes.get(depth, 1) for depth in range(max(sizes, default=0), 0, -1))
 
 
 class shielded(Messenger):

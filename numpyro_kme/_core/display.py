@@ -2,8 +2,8 @@
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any, NamedTuple, TypeVar, dataclass_transform
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -37,12 +37,6 @@ def shown(cls: T) -> T:
     one."""
     cls.__repr__ = text  # type: ignore[assignment]
     return cls
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def frozen(cls: type[C]) -> type[C]:
-    """Make a frozen dataclass whose values print as those of `shown` do; a decorator."""
-    return shown(dataclass(frozen=True, repr=False)(cls))
 
 
 def text(value: Any) -> str:

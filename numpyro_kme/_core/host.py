@@ -22,7 +22,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from threadpoolctl import threadpool_limits
 
-from numpyro_kme._core import checks, progress
+from numpyro_kme._core import checks, compat, doors, progress
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -49,6 +49,7 @@ def numpy_function(function: Callable[Given, Any]) -> Callable[Given, Any]:
         TypeError: If an argument is traced.
     """
 
+    @doors.door
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Any:
         if not checks.is_concrete((args, kwargs)):
@@ -74,14 +75,14 @@ def numpy_rng(rng_key: jax.Array) -> np.random.Generator:
 
 def in_present_precision(tree: Any) -> Any:
     """Turn the NumPy arrays of numbers of a pytree into JAX arrays, constants even while JAX is tracing: what depends
-    on them alone is prepared once and not at each evaluation."""
+    on them alone is prepared once and not at each evaluation. A distribution that is no pytree stays as it is."""
 
     def constant(leaf):
         numbers = isinstance(leaf, np.ndarray) and (leaf.dtype.kind in "biufc" or leaf.dtype == jnp.bfloat16)
         return jnp.asarray(in_jax_types(leaf)) if numbers else leaf
 
     with at_once():
-        return jax.tree.map(constant, tree)
+        return jax.tree.map(constant, tree, is_leaf=compat.loses_attributes)
 
 
 def in_jax_types(value: Any) -> Any:

@@ -13,12 +13,14 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
 import jax
@@ -27,12 +29,17 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints, transforms
 
 from numpyro_kme._core import checks, compat
+from numpyro_kme._core.doors import door
 
 FORMAT = 1
 """Number of the layout of a file."""
 
 PACKAGE, HEADER = "numpyro_kme", "header"
 """Package of the classes that files hold, and the array of a file that says what it is."""
+
+UNPACKED = 2**28
+"""Bytes that any file may unpack to; more only if they are at most a hundred times its length: zlib makes zeros a
+thousandth, and what was simulated a third."""
 
 OF_NUMPYRO: tuple[type, ...] = (dist.Distribution, transforms.Transform, constraints.Constraint)
 
@@ -59,6 +66,7 @@ def _name(cls: type) -> str:
 class Saved:
     """Base of values that can be kept in a file and shared."""
 
+    @door
     def save(self, path: str | PathLike) -> None:
         """Write this value to a file, of one format for all values: numbers and text, no code (docs/saving.md).
 
@@ -72,6 +80,7 @@ class Saved:
         write(path, self)
 
     @classmethod
+    @door
     def load(cls, path: str | PathLike) -> Self:
         """Read what `save` wrote, in any process and on any machine; nothing in the file is executed.
 
@@ -106,11 +115,54 @@ def write(path: str | PathLike, value: Any) -> None:
     try:
         with made.open("xb") as file:
             np.savez_compressed(file, **named)
+            if is_bomb(sum(array.nbytes for array in named.values()), file.tell()):
+                file.seek(0)
+                file.truncate()
+                np.savez(file, **named)
             file.flush()
             os.fsync(file.fileno())
         made.replace(path)
     finally:
         made.unlink(missing_ok=True)
+
+
+def is_bomb(unpacked: int, packed: int) -> bool:
+    """Tell whether so many bytes are too many for a file of this length, as a file of a stranger may have them."""
+    return unpacked > max(UNPACKED, 100 * packed)
+
+
+def _check_members(path: Path) -> dict:
+    """The header of a file whose arrays have the types and lengths that it says, before one is unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        total, length = sum(member.file_size for member in members.values()), path.stat().st_size
+        checks.require(not is_bomb(total, length), f"its {length:,} bytes must not unpack to {total:,}")
+        checks.require(archive.testzip() is None, "a check sum is wrong")
+        with archive.open(members.pop(HEADER)) as file:
+            header = json.loads(str(np.lib.format.read_array(file, allow_pickle=False)))
+        about = header[PACKAGE]
+        if about["format"] != FORMAT:
+            raise checks.explained(
+                f"{path} has format {about['format']}, written by numpyro_kme {about['version']}; this release reads "
+                f"format {FORMAT}. Install numpyro_kme {about['version']}.",
+                SavedFileError,
+            )
+        lengths, trees = dict[str, int](), [header["value"]]
+        while trees:
+            tree = trees.pop()
+            if isinstance(tree, dict) and isinstance(tree.get("array"), int):
+                lengths[str(tree["array"])] = math.prod(tree["shape"])
+            elif isinstance(tree, dict | list):
+                trees += tree.values() if isinstance(tree, dict) else tree
+        for name, member in members.items():
+            with archive.open(member) as file:
+                checks.require(np.lib.format.read_magic(file) == (1, 0), f"array {name} should be of format 1.0")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                size = file.tell() + math.prod(shape) * dtype.itemsize
+            said = shape == (lengths[name],) if name in lengths else len(shape) == 1
+            sound = dtype.kind in "biufc" and said and size == member.file_size
+            checks.require(sound, f"array {name} should be what its header says")
+    return header
 
 
 def read(path: str | PathLike) -> Any:
@@ -120,19 +172,11 @@ def read(path: str | PathLike) -> Any:
         store = " It is a folder: simulations in a store are read by `Simulations.from_store`." if path.is_dir() else ""
         raise checks.explained(f"There is no file {path}.{store}", SavedFileError)
     try:
-        with zipfile.ZipFile(path) as archive:
-            checks.require(archive.testzip() is None, "a check sum is wrong")
+        header = _check_members(path)
         with np.load(path, allow_pickle=False) as file:
-            header = json.loads(str(file[HEADER]))
             arrays = [file[str(number)] for number in range(len(file.files) - 1)]
-        about = header[PACKAGE]
-        if about["format"] != FORMAT:
-            raise checks.explained(
-                f"{path} has format {about['format']}, written by numpyro_kme {about['version']}; this release reads "
-                f"format {FORMAT}. Install numpyro_kme {about['version']}.",
-                SavedFileError,
-            )
-        return _Decoder(arrays, f"{path}, written by numpyro_kme {about['version']},").decoded(header["value"])
+        which = f"{path}, written by numpyro_kme {header[PACKAGE]['version']},"
+        return _Decoder(arrays, which).decoded(header["value"])
     except SavedFileError:
         raise
     except Exception as error:
@@ -179,7 +223,7 @@ class _Writer:
 
     def _array(self, array: np.ndarray, where: str) -> dict[str, Any]:
         checks.require(
-            array.dtype.kind in "biufcU",
+            array.dtype.kind in "biufc",
             f"{where} cannot be saved: an array of {array.dtype} is no numbers.",
             TypeError,
         )
@@ -221,6 +265,8 @@ class _Decoder:
                 "not know: import the module that defines it, or install the releases that wrote the file.",
                 SavedFileError,
             )
+        text = [key for key, one in found.items() if not _takes_text(_hints(cls).get(key, Any)) and _has_text(one)]
+        checks.require(not text, f"{text} of {name} should be numbers, and hold text")
         if issubclass(cls, dist.Distribution):
             data, rest = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
             return cls.tree_unflatten(tuple(found.get(n) for n in rest), tuple(found.get(n) for n in data))
@@ -239,6 +285,27 @@ class _Decoder:
         for key, value in found.items():
             object.__setattr__(made, key, value)
         return made
+
+
+def _has_text(value: Any) -> bool:
+    """Tell whether text is in a value, beside that in objects, which were looked at before."""
+    leaves = jax.tree.leaves(value, is_leaf=lambda one: hasattr(one, "_fields") or is_dataclass(one))
+    return any(isinstance(leaf, str) for leaf in leaves)
+
+
+def _takes_text(hint: Any) -> bool:
+    """Tell whether a field with this annotation may hold text, or is not annotated so that one can tell."""
+    if get_origin(hint) is Mapping:  # names are text
+        return _takes_text(get_args(hint)[1])
+    return hint in (str, Any, object) or get_origin(hint) is Literal or any(map(_takes_text, get_args(hint)))
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Annotations of the fields of a class; none where they name what is imported for type checkers alone."""
+    with suppress(NameError, TypeError):
+        return get_type_hints(cls)
+    return {}
 
 
 def _known(name: str) -> type | None:

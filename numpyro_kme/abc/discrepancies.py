@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, numpy_function, shown
+from numpyro_kme._core import checks, door, numpy_function, shown
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
@@ -129,6 +129,7 @@ class OutOfDistributionCheck(NamedTuple):
         return self.nearest > self.threshold
 
 
+@door
 def out_of_distribution_check(to_observation: ArrayLike, between: ArrayLike) -> OutOfDistributionCheck:
     """Check if an observation lies outside the distribution of simulations, by any distance or discrepancy.
 

@@ -11,7 +11,7 @@ import scipy
 from jax.typing import ArrayLike
 from scipy.special import logsumexp
 
-from numpyro_kme._core import checks, in_jax_types, numpy_rng, shown, solves
+from numpyro_kme._core import checks, door, in_jax_types, numpy_rng, shown, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
 from numpyro_kme.kernels import low_rank, median_heuristic
 from numpyro_kme.kernels.base import Kernel, num_points
@@ -52,6 +52,7 @@ class RejectionWeights(NamedTuple):
     threshold: float
 
 
+@door
 def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> SoftWeights:
     r"""Weights of soft ABC, $w_i \propto e^{-d_i / \epsilon}$: with the squared MMD as `d` those of K2-ABC.
 
@@ -74,6 +75,7 @@ def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> 
     return SoftWeights(np.exp(logs - logsumexp(logs)), float(epsilon))
 
 
+@door
 def rejection_weights(
     discrepancies: ArrayLike, *, quantile: float | None = None, threshold: float | None = None
 ) -> RejectionWeights:
@@ -105,6 +107,7 @@ def rejection_weights(
     return RejectionWeights(accepted / accepted.sum(), float(threshold))
 
 
+@door
 def effective_sample_size(weights: ArrayLike) -> float:
     r"""$(\sum_i w_i)^2 / \sum_i w_i^2$, for weights `(m,)` of one sign or of both; 0 where all are zero.
 
@@ -252,6 +255,7 @@ class RegressionAdjustment:
         return cls(t + (at - features) @ slopes, shift, scale, residual, error)
 
 
+@door
 def recursive_abc_step(
     rng_key: jax.Array,
     kernel: Kernel,

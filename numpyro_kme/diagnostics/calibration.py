@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from scipy.special import ndtr, ndtri
 
-from numpyro_kme._core import Card, arviz, checks, frozen, numbers, numpy_rng, progress, split
+from numpyro_kme._core import Card, arviz, checks, door, frozen, numbers, numpy_rng, progress, split
 from numpyro_kme.diagnostics.predictive import Arguments, data_sets, plan_of_data
 from numpyro_kme.engines.base import Engine
 from numpyro_kme.engines.posterior import Posterior, problem_of
@@ -153,6 +153,7 @@ class Calibration:
             print(f"{name:>24} {covered.get(name, ''):>10}", *(f"{p:>9.2g}" for p in tests.values()))
 
 
+@door
 def calibrate(
     rng_key: jax.Array,
     engine: Engine,

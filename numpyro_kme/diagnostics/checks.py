@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import Card, checks, frozen, in_jax_types, split
+from numpyro_kme._core import Card, checks, door, frozen, in_jax_types, split
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, names_of_numbers, predictive_check
 from numpyro_kme.engines.base import Engine, posterior_of
@@ -60,6 +60,7 @@ class MisspecificationTest:
         return self.p_value <= 1.0 / (len(self.scores) + 1)
 
 
+@door
 def misspecification_test(
     x: Any, y: Any = None, names: Sequence[str] = (), *, site: str | None = None
 ) -> MisspecificationTest:
@@ -226,6 +227,7 @@ class Check:
             print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
 
 
+@door
 def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **settings: Any) -> Check:
     """Run every diagnostic on an engine that has been run.
 

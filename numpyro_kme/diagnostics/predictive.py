@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import Card, arviz, checks, frozen, names_and_shapes, numbers, numpy_rng, split
+from numpyro_kme._core import Card, arviz, checks, door, frozen, names_and_shapes, numbers, numpy_rng, split
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior, problem_of
 from numpyro_kme.kernels.data_sets import lengths
@@ -92,6 +92,7 @@ def _lengths(x: np.ndarray, axes: int) -> np.ndarray:
     return lengths(x.reshape(-1, *x.shape[len(lead) :])).reshape(lead).astype(float)
 
 
+@door
 def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draws: int = 200) -> PredictiveCheck:
     """Simulate at posterior draws, with the other observed sites as they were observed.
 

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import ndtri
 
-from numpyro_kme._core import checks, frozen
+from numpyro_kme._core import checks, door, frozen
 from numpyro_kme.engines.posterior_bootstrap import PosteriorBootstrap
 
 
@@ -25,6 +25,7 @@ class WeightCalibration:
     num_replicates: int
 
 
+@door
 def calibrate_weight(bootstrap: PosteriorBootstrap, *, level: float = 0.9) -> WeightCalibration:
     r"""Calibrate the weight of prior x `exp(-weight n loss)` by the loss-likelihood bootstrap and by coverage.
 

@@ -111,7 +111,10 @@ class KernelBayesFilter:
             FloatingPointError: If all weights are zero at some time, because an observation is far from all that were
                 learnt from.
         """
-        checks.sound("observations", observations)
+        advice = (
+            "Leave out no time: where nothing was observed, `predict` goes on from the weights of `filter` up to it."
+        )
+        checks.sound("observations", observations, advice)
         features = self.observations.features(observations)
         factor = np.asarray(self.observations.values)
         epsilon, delta = np.asarray(self.regularisation)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, host, numpy_function, numpy_rng, shown
+from numpyro_kme._core import checks, door, host, numpy_function, numpy_rng, shown
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 
@@ -69,6 +69,7 @@ def mmd_test(
     return _result(statistics(first[:, None])[0], statistics(rng.permuted(whole, axis=0)))
 
 
+@door
 def hsic(kernel_x: Kernel, kernel_y: Kernel, x: PointSet, y: PointSet) -> jax.Array:
     r"""The Hilbert-Schmidt independence criterion, $\mathrm{tr}(K H L H) / n^2$, $H = I - 11^\top / n$: biased, >= 0.
 

@@ -3,13 +3,14 @@
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from numpyro_kme._core import Array, checks, numpy_function, solves
+from numpyro_kme._core import Array, checks, door, numpy_function, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank
 
 
+@door
 def kernel_sum_rule(
     kernel_y: Kernel,
     prior: MeanEmbedding,
@@ -37,6 +38,7 @@ def kernel_sum_rule(
     return _found(kernel_y, y, _reweighted(prior, x, y, regularisation, tolerance))
 
 
+@door
 def conditional_embedding(
     kernel_x: Kernel,
     kernel_y: Kernel,

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, full_precision, in_jax_types
+from numpyro_kme._core import checks, door, full_precision, in_jax_types
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register, take
 from numpyro_kme.kernels.stationary import Gaussian
 
 
+@door
 def squared_mmd(
     kernel: Kernel,
     x: PointSet,

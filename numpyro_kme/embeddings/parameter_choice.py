@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, shown, solves
+from numpyro_kme._core import checks, door, shown, solves
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
@@ -59,6 +59,7 @@ class ChosenSettings(NamedTuple):
     errors: np.ndarray
 
 
+@door
 def kernel_bayes_candidates(
     kernel_x: Kernel,
     kernel_y: Kernel,
@@ -91,6 +92,7 @@ def scaled_kernel(kernel: Kernel, factor: float) -> Kernel:
     return replace(kernel, length_scale=np.asarray(kernel.length_scale) * factor)  # type: ignore[type-var]
 
 
+@door
 def choose_by_folds(
     rng_key: jax.Array,
     x: PointSet,
@@ -131,6 +133,7 @@ def choose_by_folds(
     return _least_over_folds(rng_key, x, y, settings, num_folds, error)
 
 
+@door
 def choose_by_prediction(
     rng_key: jax.Array,
     x: ArrayLike,
@@ -203,6 +206,7 @@ def _factors(tolerance: float) -> Callable[[Kernel, PointSet], LowRank]:
     return factor
 
 
+@door
 def choose_by_holdout(
     states: PointSet,
     observations: PointSet,

@@ -130,7 +130,8 @@ class IidModel(Recomputed):
         return self.target.flatten_rows(points)
 
     def covariates(self, name: str | None) -> np.ndarray | None:
-        """The covariates of the points that are not masked, `(points, ...)`, from the model's argument of this name."""
+        """The covariates of the points that are not masked, `(points, ...)`, from the model's argument of this name;
+        the simulator's arguments that vary along the plate and depend on no latent when left out."""
         kwargs = self.problem.kwargs
         checks.require(
             name is None or name in kwargs,
@@ -139,6 +140,10 @@ class IidModel(Recomputed):
         rows: Any = None if name is None else np.asarray(kwargs[name], np.float64)
         if self.simulator is None:
             return None
+        if rows is None and prod(self.simulator.groups) > 1:
+            given = programs.in_blocks(self._programs[1], self.starts(jax.random.key(0), 3))[1]
+            known = np.all(given == given[:1], axis=(0, 1)) & np.any(given != given[:, :1], axis=(0, 1))
+            rows = given[0][:, known].astype(np.float64) if known.any() else None
         how = "pass covariates=the name of the model's argument that holds the covariates"
         check_data_points(self.site, self.data, self.simulator, rows, how)
         checks.require(

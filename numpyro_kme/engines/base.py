@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import jax
 import numpy as np
 
-from numpyro_kme._core import Card, checks, is_default, progress, short, shown, split
+from numpyro_kme._core import Card, checks, door, is_default, progress, short, shown, split
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew
@@ -96,6 +96,7 @@ class Engine(abc.ABC, Generic[P]):
         bare.check_settings()
         return bare
 
+    @door
     def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer the latents of `model(*args, **kwargs)`; observations are passed as the model takes them.
 
@@ -109,9 +110,10 @@ class Engine(abc.ABC, Generic[P]):
         """
         checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-        with outputs.unchanged():
+        with outputs.unchanged(), checks.each_once():
             self._found = self._settings()._infer(rng_key, args, kwargs)
 
+    @door
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> P:
         """The posterior of another observation, with the simulations and what was learnt in the last `run`, where the
         engine keeps them; one that keeps nothing runs again. The engine stays as it is.
@@ -127,6 +129,7 @@ class Engine(abc.ABC, Generic[P]):
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         return self._settings()._condition(rng_key, args, kwargs, self.method)
 
+    @door
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
         """The posteriors of many observations, as `condition` has them one by one; in threads, as many as there are
         processors, where the engine keeps what it learnt.
@@ -188,6 +191,7 @@ class Engine(abc.ABC, Generic[P]):
         """`Posterior.print_summary` of the last run."""
         self.posterior.print_summary(prob)
 
+    @door
     def to_inference_data(
         self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
     ):

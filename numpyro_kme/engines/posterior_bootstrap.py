@@ -108,7 +108,8 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
             `(rng_key, num) -> (num, *event)`, or `"prior predictive"`, the model's own.
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
-            parameters vary along the plate: the loss then compares joint distributions of (covariate, response).
+            parameters vary along the plate: the loss then compares joint distributions of (covariate, response). Those
+            parameters that depend on no latent when left out.
         num_samples: Number `B` of replicates, which are the posterior draws.
         num_nodes: Points that are simulated at each of the parameters, a power of two from 32 on.
         prior_weight: Weight of the model's prior against the loss as a log-likelihood, for a squared distance; 0 (as

@@ -10,8 +10,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import Saved, arviz, checks, child, host, numbers, progress, saveable
-from numpyro_kme._core.display import Card, frozen, names_and_shapes
+from numpyro_kme._core import (
+    Card,
+    Saved,
+    arviz,
+    checks,
+    child,
+    frozen,
+    host,
+    names_and_shapes,
+    numbers,
+    progress,
+    saveable,
+)
 from numpyro_kme.engines.posterior import SHOWN, Posterior, Samples
 from numpyro_kme.models import outputs
 

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import Array, checks, full_precision, shown
+from numpyro_kme._core import Array, checks, door, full_precision, shown
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
 
@@ -119,6 +119,7 @@ class LearntLengthScale(NamedTuple):
     profile: np.ndarray
 
 
+@door
 def learn_length_scale(rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int = 50) -> LearntLengthScale:
     """Length scale of a Gaussian kernel by Bayesian kernel learning: maximise `log_pseudo_likelihood`.
 
@@ -182,6 +183,7 @@ def _search(table, landmarks, reach, median) -> LearntLengthScale:
     )
 
 
+@door
 def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
     """A farthest-point (maximin) design, `(number, D)`: each row of `x` is the farthest from those before it.
 

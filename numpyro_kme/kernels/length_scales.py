@@ -9,12 +9,13 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import Array, checks, median_absolute_deviation
+from numpyro_kme._core import Array, checks, door, median_absolute_deviation
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.kernels.stationary import Gaussian
 
 
+@door
 def median_heuristic(x: Array, *, max_points: int | None = 2048, ties: bool = True) -> np.ndarray:
     r"""Median distance between the points, `l = sqrt(median_{i<j} |x_i - x_j|_2^2)`.
 
@@ -36,6 +37,7 @@ def median_heuristic(x: Array, *, max_points: int | None = 2048, ties: bool = Tr
     return _median_distance("x", _subset("x", x, max_points), ties)
 
 
+@door
 def median_heuristic_per_dimension(x: Array, *, max_points: int | None = 2048, ties: bool = True) -> np.ndarray:
     r"""One length scale per dimension, `l_d = c m_d`, with `m_d` the median distance along dimension `d`.
 

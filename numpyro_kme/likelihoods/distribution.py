@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution
 
-from numpyro_kme._core import Card, Recomputed, Saved, checks, compat, full_precision, in_jax_types, solves
+from numpyro_kme._core import Card, Recomputed, Saved, checks, compat, door, full_precision, in_jax_types, solves
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
@@ -133,6 +134,7 @@ class FittedLikelihood(Saved, Recomputed):
         return KernelMeansLikelihood(self, *params)
 
 
+@door
 def fit_likelihood(
     theta: ArrayLike,
     x: ArrayLike,
@@ -250,6 +252,7 @@ class KernelMeansLikelihood(RealValued):
     pytree_data_fields = ("fitted", "arguments", "prepared", "bounds")
     pytree_aux_fields = ("_read_otherwise",)
 
+    @door
     def __init__(self, fitted: FittedLikelihood, *params: ArrayLike):
         self.fitted = fitted
         self.arguments, self._read_otherwise = join(params, len(fitted.coordinates.usual))
@@ -299,6 +302,7 @@ class KernelMeansLikelihood(RealValued):
             NotImplementedError,
         )
 
+    @door
     def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
         """Logarithm of the positive version of `q(value | params)`, of the broadcast batch shape.
 
@@ -313,12 +317,14 @@ class KernelMeansLikelihood(RealValued):
     def _over(self, method, value):
         """A method of the likelihood for each output and each call."""
         require_array(value, self.fitted)
-        value = in_jax_types(value)
+        value, fitted = in_jax_types(value), self.fitted
+        if np.ndim(fitted.simulated) > 2:  # `scan` of NumPyro stacks all that a distribution holds
+            fitted = jax.tree.map(itemgetter(0), fitted)
         self._require_one_reading(value.shape[: value.ndim - self.event_dim])
         prepared = self.prepared
         if prepared is None or not prepared.is_for(value):
-            prepared = prepare(self.fitted, value)
-        return _evaluate(method, prepared, self.fitted.coordinates, self.arguments)
+            prepared = prepare(fitted, value)
+        return _evaluate(method, prepared, fitted.coordinates, self.arguments)
 
     def _require_one_reading(self, lead: tuple[int, ...]) -> None:
         """Raise where parameters of shape `(3, 1)` and a table of outputs fit as three calls and as `(3, 1)`."""
@@ -349,7 +355,7 @@ def join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple
 
     found = [k for k in range(min((a.ndim for a in arrays), default=0) + 1) if arrays and fits(k)]
     if found:
-        depth = compat.plate_depth()
+        depth = len(compat.plate_shape())
         k = max((k for k in found if k <= depth), default=found[0])
         dtype = jnp.result_type(float, *arrays)
         joined = jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)

@@ -63,7 +63,7 @@ class StatisticsTransform:
             "parameters. Check the simulator, or give other statistics.",
         )
         if constant:
-            checks.warn(f"Statistics {constant} are constant over the {x.shape[0]} simulations and are left out.")
+            checks.warn(f"Statistics {constant} are constant over the simulations and are left out.")
         columns = x[:, varies]
         return cls(np.median(columns, axis=0), np.apply_along_axis(robust_standard_deviation, 0, columns), x[0], kept)
 

@@ -13,7 +13,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
-from numpyro_kme._core import checks, compat, frozen, host, in_present_precision
+from numpyro_kme._core import checks, compat, door, frozen, host, in_present_precision
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
 from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE, extrapolation_message
@@ -75,6 +75,7 @@ def _off_message(site: str, off: float) -> str:
     )
 
 
+@door
 def check_surrogate(
     model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
 ) -> dict[str, SurrogateCheck]:
@@ -196,6 +197,7 @@ class NoiseSensitivity:
         return max(float(np.abs(value).max()) for value in self.shift.values())
 
 
+@door
 def noise_sensitivity(
     rng_key: jax.Array, model: Callable, samples: Mapping[str, Any], *args, num_keys: int = 5, **kwargs
 ) -> NoiseSensitivity:
@@ -231,6 +233,7 @@ def noise_sensitivity(
     )
 
 
+@door
 def log_estimate_sd(
     rng_key: jax.Array,
     model: Callable,

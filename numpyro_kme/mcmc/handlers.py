@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks, compat, door
 from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
 from numpyro_kme.mcmc.densities import soft_abc
 from numpyro_kme.mcmc.generalized_bayes import generalized_bayes
@@ -50,6 +50,7 @@ class surrogate(Messenger):
         >>> mcmc = MCMC(NUTS(smodel), num_warmup=500, num_samples=1000)
     """
 
+    @door
     def __init__(self, model: Callable | None = None, likelihoods: Mapping[str, Likelihood] | None = None):
         given = likelihoods.items() if isinstance(likelihoods, Mapping) else ()
         shown = {name: type(f).__name__ for name, f in given} or type(likelihoods).__name__
@@ -102,6 +103,7 @@ class surrogate(Messenger):
             TypeError,
         )
         if known:
+            checks.real(f"observation at {name!r}", msg["value"])
             (self._lacking.add if np.isnan(np.asarray(msg["value"])).any() else self._lacking.discard)(name)
         density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
         fn = compat.rewrapped(msg["fn"], density)

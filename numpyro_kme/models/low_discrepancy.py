@@ -14,7 +14,7 @@ import numpy as np
 from jax import random
 from jax.extend.random import define_prng_impl, threefry_2x32
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks, compat, door
 
 LARGEST = 2**24
 """Number of nodes beyond which a word of 32 bits would have too few bits left inside a stratum."""
@@ -24,6 +24,7 @@ GOLDEN = np.uint32(0x9E3779B9)
 ROUNDS = 4
 
 
+@door
 def node_keys(fn: Callable, rng_key: jax.Array, num_nodes: int, *params) -> jax.Array:
     r"""Make keys at which `jax.vmap(fn, (0, None, ...))(keys, *params)` is spread evenly over the noise of `fn`.
 

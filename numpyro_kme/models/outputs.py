@@ -15,6 +15,13 @@ from jax import random
 from numpyro_kme._core import checks, compat, numbers
 from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
 
+Names = Sequence[str] | Mapping[str, int | Shape] | None
+
+
+def shapes_of(names: Mapping[str, int | Shape]) -> dict[str, Shape]:
+    """Shapes of the entries of a dictionary that are declared by their lengths or shapes."""
+    return {entry: (one,) if isinstance(one, int | np.integer) else tuple(one) for entry, one in names.items()}
+
 
 class Output(NamedTuple):
     """Shape and type of what one call of a simulator returns.
@@ -33,7 +40,7 @@ class Output(NamedTuple):
     entries: dict[str, Shape]
 
     @classmethod
-    def traced(cls, fn: Callable, shapes: Sequence[Shape], dtypes: Sequence, names: Sequence[str] | None) -> "Output":
+    def traced(cls, fn: Callable, shapes: Sequence[Shape], dtypes: Sequence, names: Names) -> "Output":
         """Find the output of a JAX simulator `fn(key, *params)`, with parameters of these shapes and dtypes."""
         event, entries = traced_event(fn, shapes, dtypes)
         if entries:
@@ -41,15 +48,28 @@ class Output(NamedTuple):
         return cls(fn, event.shape, np.dtype(event.dtype), (), entries)._named(names)
 
     @classmethod
-    def declared(cls, fn: Callable, shape: int | Shape, dtype: Any, names: Sequence[str] | None) -> "Output":
-        """Output of a black-box simulator, as declared."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        fn = fn if names is None else Joined(fn, tuple(names))
+    def declared(cls, fn: Callable, shape: int | Shape | None, dtype: Any, names: Names) -> "Output":
+        """Output of a black-box simulator, as declared; as long as its names where no shape is given."""
+        if shape is None and names is not None:
+            shape = sum(map(math.prod, shapes_of(names).values())) if isinstance(names, Mapping) else len(names)
+        shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape or ())
+        shapes = tuple(shapes_of(names).values()) if isinstance(names, Mapping) else ()
+        fn = fn if names is None else Joined(fn, tuple(names), shapes)
         return cls(fn, shape, np.dtype(dtype), (), {})._named(names)
 
-    def _named(self, names: Sequence[str] | None) -> "Output":
+    def _named(self, names: Names) -> "Output":
         """With names of the numbers, checked; by default those of the entries."""
         entries, columns = self.entries, self.shape[-1] if self.shape else 1
+        if isinstance(names, Mapping):
+            declared, total = shapes_of(names), sum(map(math.prod, shapes_of(names).values()))
+            checks.require(
+                entries in ({}, declared) and self.shape == (total,),
+                f"`names` declares {total} numbers, {declared}, and simulator `{name(self.fn)}` gives "
+                f"{entries or self.shape}. Give each entry the shape that the simulator returns, in its order.",
+            )
+            entries, names = declared, None
+        elif names is not None and set(names) == set(entries):
+            names = None
         if names is not None and not entries and self.shape == (len(names),):
             entries = dict.fromkeys(names, ())
         arrays = {entry: np.empty(shape) for entry, shape in entries.items()}
@@ -57,7 +77,8 @@ class Output(NamedTuple):
         checks.require(
             not found or len(found) in (columns, math.prod(self.shape)),
             f"`names` must name the {columns} numbers along the last axis of the output of simulator "
-            f"`{name(self.fn)}`, of shape {self.shape}; got {len(found)}: {list(found)[:8]}.",
+            f"`{name(self.fn)}`, of shape {self.shape}; got {len(found)}: {list(found)[:8]}. Arrays by name are "
+            "declared with their lengths, names={'quantiles': 3, 'extremes': 2}.",
         )
         checks.require(
             self.dtype.kind in "bfiu" and math.prod(self.shape) > 0,

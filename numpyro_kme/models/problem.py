@@ -18,7 +18,7 @@ from numpyro_kme.models.sites import Latent, SimulatorSite
 
 __all__ = ["Draws", "Latent", "Problem", "SimulatorSite"]
 
-Arrays = Mapping[str, Any]
+Arrays = Mapping[str, np.ndarray]
 
 
 @frozen

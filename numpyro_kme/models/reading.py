@@ -77,19 +77,25 @@ def _parents(
 
 @contextmanager
 def explained(model: Callable, args: tuple, kwargs: Mapping):
-    """Say which model failed, and how it was run."""
+    """Say which model failed, and how it was run where that may be why."""
     try:
         yield
     except Exception as error:
+        if checks.is_explained(error):
+            raise
+        run = (
+            f" It was run with {len(args)} positional arguments and the keyword arguments {sorted(kwargs)}; "
+            "observations and covariates are passed the way the model takes them."
+        )
         hints = {
             "broadcast": " Do the batch shapes of its sites fit its plates (`event_dims` of a Simulator)?",
             "size of plate": " Without data there is nothing to observe: pass at least one number along each plate.",
+            "argument": run,
+            "NoneType": run,
         }
         raise checks.explained(
             f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
-            f"({type(error).__name__}). It was run with {len(args)} positional arguments and the keyword arguments "
-            f"{sorted(kwargs)}; observations and covariates are passed the way the model takes them."
-            f"{''.join(hint for words, hint in hints.items() if words in str(error))}"
+            f"({type(error).__name__}).{''.join(hint for words, hint in hints.items() if words in str(error))}"
         ) from error
 
 
@@ -137,7 +143,8 @@ def _parts_of(trace: Mapping, simulators: Mapping[str, Simulator], parents: Mapp
             factors.append(name)
         else:
             _check_prior(name, site)
-            latents[name] = Latent(site["fn"], np.asarray(site["value"]), parents[name])
+            series = (name,) if "_scan_current_index" in site["infer"] else ()  # each step depends on the one before
+            latents[name] = Latent(site["fn"], np.asarray(site["value"]), parents[name] or series)
     return Parts(latents, simulated, tuple(factors), tuple(deterministics))
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
-from numpyro_kme._core import checks, compat, in_jax_types, in_present_precision, pieces
+from numpyro_kme._core import checks, compat, door, in_jax_types, in_present_precision, pieces
 from numpyro_kme.kernels.data_sets import pad
 from numpyro_kme.models import outputs
 from numpyro_kme.models import simulator_functions as functions
@@ -43,17 +43,19 @@ class Simulator(Distribution):
         *params: Arrays; the arguments of one call, or a batch of them.
         event_dims: How many trailing dimensions of each parameter belong to one call: one number for all
             parameters, or a tuple with one for each. The others are batch dimensions, broadcast against each
-            other and against plates. By default every parameter belongs to one call as a whole.
+            other and against plates. By default, as for any distribution of NumPyro, leading dimensions of the size of
+            the plates in which the simulator is made run along these, and everything else belongs to one call.
         shape: Shape of one event of a black-box simulator; `(len(names),)` when left out where `names` are given.
         dtype: Data type of a black-box simulator; float when left out. Draws made inside JAX have its 32-bit form while
             x64 is off.
         ragged: Whether an output may have fewer rows than the first axis of its shape says: NaN at its end says that it
             ends there, and is no failure. A JAX simulator returns rows of NaN at the end (`kernels.cut`), a black-box
             simulator an array of any length up to the first number of `shape`. The observation may be shorter, too.
-        names: Names of the numbers of one event, or of those along its last axis, such as `("mean", "max")`: summaries,
-            warnings, plots and ArviZ use them. A JAX simulator that returns a dictionary of arrays has its names; a
-            black box that returns a dictionary, or a row or table of pandas, has to declare them. The observation may
-            be such a dictionary too.
+        names: Names of the numbers of one event, or of those along its last axis, such as `("mean", "max")`, or of
+            arrays with their lengths or shapes, such as `{"quantiles": 3, "extremes": 2}`: summaries, warnings, plots
+            and ArviZ use them. A JAX simulator that returns a dictionary of arrays has its names; a black box that
+            returns a dictionary, or a row or table of pandas, has to declare them. The observation may be such a
+            dictionary too.
     Attributes:
         groups: Batch shape of the parameters, before plates expand it.
         call_shapes: Shape of each parameter in one call.
@@ -71,37 +73,43 @@ class Simulator(Distribution):
     pytree_aux_fields: tuple[str, ...] = ("fn", "call_shapes", "groups", "dtype", "black_box", "ragged")
     pytree_aux_fields += ("names", "entries", "_event_dims_given")
 
+    @door
     def __init__(
         self,
         fn: Callable[..., ArrayLike],
         *params: ArrayLike,
         event_dims: int | tuple[int, ...] | None = None,
         shape: int | Shape | None = None,
-        dtype: Any = None,
+        dtype: type | str | np.dtype | None = None,
         ragged: bool = False,
-        names: Sequence[str] | None = None,
+        names: outputs.Names = None,
     ):
         functions.check_function(fn)
         checks.require(
-            names is None or (not isinstance(names, str) and all(isinstance(one, str) for one in names)),
-            f"`names` must be a sequence of strings, such as ('mean', 'max'); got {names!r:.200}.",
+            names is None or (isinstance(names, Sequence | Mapping) and not isinstance(names, str)),
+            f"`names` must be a sequence of strings, such as ('mean', 'max'), or lengths by name; got {names!r:.200}.",
         )
-        shape = (len(names),) if names is not None and shape is None and dtype is not None else shape
+        for one in names or ():
+            checks.instance("names", one, str, "strings")
+        declared = shape is not None or (names is not None and dtype is not None)
         checks.require(bool(params), f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred.")
         checks.require(
-            shape is not None or dtype is None,
+            declared or dtype is None,
             f"Simulator `{functions.name(fn)}` got dtype={dtype} and no shape: a black-box simulator needs the shape "
             "of its output, a JAX simulator neither.",
         )
-        dtype = float if shape is not None and dtype is None else dtype
+        dtype = float if declared and dtype is None else dtype
         self.fn = fn
         self.params = tuple(map(jnp.asarray, in_present_precision(params)))
         shapes, dtypes = [param.shape for param in self.params], [param.dtype for param in self.params]
+        plates = compat.plate_shape()
+        if event_dims is None and any(_along(shape, plates) for shape in shapes):
+            event_dims = tuple((_along(shape, plates) or [len(shape)])[0] for shape in shapes)
         self.groups, self.call_shapes = _groups_and_calls(fn, shapes, event_dims)
-        self.black_box = shape is not None
+        self.black_box = declared
         self._event_dims_given = event_dims is not None
         self.bounds: tuple[np.ndarray, np.ndarray] | None = None
-        if shape is None:
+        if not declared:
             output = outputs.Output.traced(fn, self.call_shapes, dtypes, names)
         else:
             output = outputs.Output.declared(fn, shape, dtype, names)
@@ -179,6 +187,7 @@ class Simulator(Distribution):
         new._batch_shape = batch_shape
         return new
 
+    @door
     def within(self, low: ArrayLike = -np.inf, high: ArrayLike = np.inf) -> "Simulator":
         """Make a copy of whose observation entries that are NaN are known to lie between `low` and `high`.
 
@@ -261,17 +270,23 @@ class Simulator(Distribution):
         for i, param in enumerate(self.params):
             if param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape:
                 continue
-            along = [d for d in range(param.ndim) if checks.expands(param.shape[: param.ndim - d], batch_shape)]
+            along = _along(param.shape, batch_shape)
             takes = [f"an entry of shape {param.shape[param.ndim - d :]}" if d else "one number" for d in along]
             choices = [f"{d} if each takes {what}" for d, what in zip(along, takes)]
             choices += [f"{param.ndim} if each takes all of it"]
             choices += [] if along else [f"to run along the plates it needs the shape {batch_shape} in front"]
             raise checks.explained(
-                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and plates expand the simulator to "
-                f"{batch_shape} calls, so it is not clear whether the parameter runs along a plate. Pass event_dims, "
-                f"with one number for each of the {len(self.params)} parameters; for parameter {i}: "
-                f"{', '.join(choices)}."
+                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and the simulator, which was made "
+                f"outside of the plates, is expanded to {batch_shape} calls, so it is not clear whether the parameter "
+                f"runs along a plate. Make it inside of them, or pass event_dims, with one number for each of the "
+                f"{len(self.params)} parameters; for parameter {i}: {', '.join(choices)}."
             )
+
+
+def _along(shape: Shape, plates: Shape) -> list[int]:
+    """How many trailing dimensions of a parameter may belong to one call, where those before them run along plates."""
+    dims = range(len(shape)) if shape and shape[0] != 1 else ()
+    return [d for d in dims if checks.expands(shape[: len(shape) - d], plates)]
 
 
 class _MaskedSimulator(MaskedDistribution):

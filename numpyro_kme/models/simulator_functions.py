@@ -114,10 +114,12 @@ class Joined:
     Args:
         fn: It returns a dictionary of arrays; a black box may return a row or a table of pandas too.
         names: Which entries, in their order; those of the dictionary in its own order when left out.
+        shapes: Shapes of these entries, where they were declared.
     """
 
     fn: Callable
     names: tuple[str, ...] = ()
+    shapes: tuple[Shape, ...] = ()
 
     def __call__(self, key: Any, *params):
         """One event as a vector; a table with named columns as a matrix; anything else as it is."""
@@ -126,6 +128,13 @@ class Joined:
             missing = [one for one in self.names if one not in found]
             checks.require(not missing, f"Simulator `{name(self.fn)}` gives {list(found)}, without {missing}.")
             each = [found[one] for one in self.names or found]
+            shapes = tuple(map(np.shape, each))
+            checks.require(
+                self.shapes in ((), shapes),
+                f"Simulator `{name(self.fn)}` declares entries of the shapes {dict(zip(self.names, self.shapes))} but "
+                f"returned {shapes}. Correct `names`.",
+                WrongOutput,
+            )
             xp: Any = jax.numpy if any(isinstance(one, jax.Array) for one in each) else np
             return xp.concatenate([xp.ravel(one) for one in each])
         if type(found).__module__.partition(".")[0] == "pandas":

@@ -22,7 +22,7 @@ class Latent:
     Attributes:
         fn: Its prior; where it has parents, the prior at one draw of them.
         value: One prior draw.
-        parents: The latents that `fn` depends on.
+        parents: The latents that `fn` depends on; itself where it is drawn inside `scan`.
     """
 
     fn: dist.Distribution
@@ -83,14 +83,19 @@ class SimulatorSite:
             TypeError,
         )
         require_whole_calls(name, simulator, site)
-        expected = simulator.shape()
+        expected, shape = simulator.shape(), value.shape
+        if prod(shape) == prod(expected):
+            advice = f"Observe it as .reshape({expected})."
+        elif shape[len(shape) - len(expected) :] == expected:
+            advice = "Independent draws belong under a numpyro.plate. A simulator inside `scan` is not supported: make "
+            advice += "the whole series one call of a simulator."
+        else:
+            advice = "Let the simulator return what is observed, in its shape."
+        what = "The observation at" if observed else "Site"
         checks.require(
-            value.shape == expected,
-            f"The observation at {name!r} has shape {value.shape}; the simulator `{simulator.name}` gives shape "
-            f"{expected}{', or fewer rows' if simulator.ragged else ''}."
-            if observed
-            else f"Site {name!r} has shape {value.shape} where its simulator gives shape {expected}. A simulator "
-            "inside `scan` is not supported: make the whole series one call of a simulator.",
+            shape == expected,
+            f"{what} {name!r} has shape {shape}; the simulator `{simulator.name}` gives shape {expected}"
+            f"{', or fewer rows' if simulator.ragged else ''}. {advice}",
         )
         event = tuple(range(-simulator.event_dim, 0))
         unmasked = np.broadcast_to(compat.mask(site["fn"]), simulator.batch_shape)
@@ -250,7 +255,8 @@ class Call:
         params = self.params(arguments)
         if self.declared is not None:
             shape, dtype = self.declared
-            point = Simulator(self.fn, *params, shape=shape, dtype=dtype).sample(noise)
+            dims = tuple(map(len, self.shapes))
+            point = Simulator(self.fn, *params, shape=shape, dtype=dtype, event_dims=dims).sample(noise)
         else:
             with compat.shielded():
                 point = self.fn(noise, *params)

@@ -93,21 +93,23 @@ class PresentPrecision(Messenger):
             return
         msg["fn"], value = in_present_precision(msg["fn"]), msg["value"]
         simulator, is_jax = compat.innermost(msg["fn"]), isinstance(value, jax.Array)
+        if checks.is_key(value):
+            checks.real(f"observation at {msg['name']!r}", value)
         if value is None or (is_jax and value.dtype != jnp.bfloat16):
             return
         if isinstance(simulator, Simulator):
             msg["value"] = value.astype(jnp.float32) if is_jax else simulator.vector(value)
             checks.require(
                 msg["value"].dtype.kind not in "OSUMmV",
-                f"the observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers, and NaN "
-                "instead of None for what was not observed",
+                f"The observation at {msg['name']!r} has dtype {msg['value'].dtype}; it must hold numbers, and NaN "
+                "instead of None for what was not observed.",
                 TypeError,
             )
         elif hasattr(value, "__array__") or isinstance(value, list | tuple):
             checks.require(
                 not np.ma.is_masked(value),
-                f"the observation at {msg['name']!r} is a NumPy masked array, whose masked numbers an ordinary "
-                "likelihood would count; put numpyro.handlers.mask around it, or leave them out",
+                f"The observation at {msg['name']!r} is a NumPy masked array, whose masked numbers an ordinary "
+                "likelihood would count; put numpyro.handlers.mask around it, or leave them out.",
             )
             msg["value"] = in_present_precision(np.asarray(value))
 

@@ -119,17 +119,13 @@ class Unconstrained(Recomputed):
 
     def _trace(self, u, given: Arrays = MappingProxyType({})):
         parts = dict(zip(self.shapes, pieces(u, self.shapes.values())))
-        log_jacobians = []
-
-        def value(name, fn):
-            piece = parts[name]
-            transform = biject_to(fn.support)
-            found = transform(piece)
-            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(piece, found)))
-            return found
-
-        trace, simulators = self._run(set_from(self.shapes, value), given)
-        return trace, simulators, sum(log_jacobians, jnp.zeros(()))
+        values = set_from(self.shapes, lambda name, fn: biject_to(fn.support)(parts[name]))
+        trace, simulators = self._run(values, given)
+        log_jacobian = jnp.zeros(())
+        for name, piece in parts.items():  # not in `values`, which runs inside of any `scan` of the model
+            transform = biject_to(trace[name]["fn"].support)
+            log_jacobian += jnp.sum(transform.log_abs_det_jacobian(piece, trace[name]["value"]))
+        return trace, simulators, log_jacobian
 
     def _sites(self, latents: Arrays, discrete: Collection[str] = ()) -> dict[str, Any]:
         """The sites of latents that are not `discrete`, at one point."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kme._core import numpy_rng, shown
+from numpyro_kme._core import door, numpy_rng, shown
 from numpyro_kme.samplers.importance import systematic, tempered
 
 JUMP = 0.3
@@ -153,6 +153,7 @@ def _squared_autocorrelation(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.max(np.divide(shared, squares, out=np.ones_like(shared), where=squares > 0)))
 
 
+@door
 def temper(
     rng_key: jax.Array, log_densities: LogDensities, particles: np.ndarray, num_chains: int | None = None
 ) -> Tempered:

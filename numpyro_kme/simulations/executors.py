@@ -39,6 +39,9 @@ class Failure(Exception):
 TASK_SECONDS = 0.2
 """Tasks hold as many simulations as take about this long, so that sending them costs little and losing them too."""
 
+SILENCE = 60.0
+"""Seconds without any result after which an executor is asked about: starting the workers of a cluster takes less."""
+
 IN_FLIGHT = 256
 """Tasks that an executor holds: more than the workers of most clusters."""
 
@@ -102,13 +105,23 @@ def run(
         report: Called in this thread.
     Raises:
         ImportError: If cloudpickle is not installed: `pip install "numpyro-kme[executor]"`.
-        SimulationError: If the executor stops working.
+        SimulationError: If the executor stops working, or nothing comes back from it though `timeout` limits each
+            simulation.
+        TypeError: If the simulator cannot be sent.
     """
     with checks.needs("An executor gets the simulator by", "cloudpickle", "executor"):
         import cloudpickle
 
     pool: Executor = executor.get_executor() if hasattr(executor, "get_executor") else executor
-    pickled, waiting, size = cloudpickle.dumps(job), deque(rows), 1
+    try:
+        pickled = cloudpickle.dumps(job)
+    except Exception as error:
+        raise checks.explained(
+            f"The simulator cannot be sent to an executor: {error} ({type(error).__name__}). Make locks, connections "
+            "and open files inside of it, or leave them out of its state (`__getstate__`).",
+            TypeError,
+        ) from error
+    waiting, size, heard = deque(rows), 1, time.monotonic()
     running: dict[Future, list[int]] = {}
     try:
         while waiting or running:
@@ -120,6 +133,9 @@ def run(
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             if not done:
                 report([], [])  # what came in before is written now
+                _check_silence(time.monotonic() - heard, size, timeout)
+            else:
+                heard = time.monotonic()
             for future in done:
                 task = running.pop(future)
                 with _working():
@@ -134,6 +150,20 @@ def run(
             future.cancel()
 
 
+def _check_silence(seconds: float, size: int, timeout: float | None) -> None:
+    """Warn of an executor from which nothing comes back, and raise where time limits say that something had to."""
+    nothing = "Nothing has come back from the executor for"
+    ask = "Has it a worker? Dask: client.wait_for_workers(1, timeout=60), client.scheduler_info()."
+    checks.require(
+        timeout is None or seconds < SILENCE + size * timeout,
+        f"{nothing} {seconds:.0f} s, and a task of it takes at most {size * (timeout or 0.0):.0f} s. {ask} With "
+        "`store=` nothing that was simulated is lost.",
+        SimulationError,
+    )
+    if SILENCE <= seconds < SILENCE + 0.6:  # it is asked every half second
+        checks.warn(f"{nothing} {SILENCE:g} s. {ask} `timeout=` limits how long it is waited for.")
+
+
 @contextmanager
 def _working() -> Iterator[None]:
     """Raise errors of an executor as its own, and not as those of a simulation."""
@@ -142,9 +172,11 @@ def _working() -> Iterator[None]:
     except simulator_functions.WrongOutput:
         raise
     except Exception as error:
+        lacking = isinstance(error, ImportError | AttributeError)
+        remedy = "Install numpyro_kme, and what the simulator imports, for its workers" if lacking else "Start another"
         raise checks.explained(
-            f"The executor stopped working: {error} ({type(error).__name__}). Start another one; with `store=` nothing "
-            "that was simulated is lost.",
+            f"The executor stopped working: {error} ({type(error).__name__}). {remedy}; with `store=` nothing that was "
+            "simulated is lost.",
             SimulationError,
         ) from error
 

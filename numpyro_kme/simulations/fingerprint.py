@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import random
 import sys
 import textwrap
 import types
@@ -48,6 +49,27 @@ def fingerprint(value: Any) -> str:
             "is, such as version=1.",
             UnreadableError,
         ) from error
+
+
+RANDOM = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+def random_generators(value: Any) -> list[str]:
+    """Where a callable holds, or names, a random generator of its own."""
+    found: list[str] = []
+    with suppress(Exception):  # what cannot be hashed is said elsewhere
+
+        class Finder(_hasher()):  # type: ignore[misc]
+            def reducer_override(self, value: Any) -> Any:
+                """Look at the parts of a value, as they are hashed."""
+                held = {f"attribute `{name}`": one for name, one in getattr(value, "__dict__", {}).items()}
+                for name, one in (held | (_parts(value) or {})).items() if not _name(value) else ():
+                    if isinstance(one, RANDOM) or isinstance(getattr(one, "__self__", None), RANDOM):
+                        found.append(name)
+                return super().reducer_override(value)
+
+        Finder().hash(value)
+    return found
 
 
 def is_another(one: Any, other: Any) -> bool:

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, child, data_of, frozen, programs, progress
+from numpyro_kme._core import checks, child, data_of, door, frozen, programs, progress
 from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations.executors import SimulationError
-from numpyro_kme.simulations.fingerprint import fingerprint
+from numpyro_kme.simulations.fingerprint import fingerprint, random_generators
 from numpyro_kme.simulations.simulations import SimulatedMissing, Simulations, as_long, of_rows
 from numpyro_kme.simulations.site_runs import run_site
 from numpyro_kme.simulations.store import Store
@@ -62,6 +62,7 @@ class Penalise:
 OnFailure = Literal["raise", "skip"] | Retry | Penalise
 
 
+@door
 def simulate(
     rng_key: jax.Array,
     problem: Problem | Callable,
@@ -201,6 +202,14 @@ class Plan:
                 f"NaN at the end of outputs of {name!r} says that they end there (ragged=True), and with `missing` "
                 "that it is not recorded: leave one of both out.",
             )
+            shared = site.simulator.black_box and (executor is not None or self.store is not None)
+            own = random_generators(site.simulator.fn) if shared else []
+            if own:
+                checks.warn(
+                    f"Simulator `{site.simulator.name}` has a random generator of its own, its {own[0]}: each process "
+                    "of an executor, and each run of a store, has a copy, and these repeat each other's numbers. Draw "
+                    "all random numbers from its first argument."
+                )
             if isinstance(self.on_failure, Penalise):
                 _check_penalty(self.on_failure.value, name, site.simulator.dtype)
         if timeout is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import Card, Saved, arviz, checks, frozen, in_jax_types, names_and_shapes, saveable
+from numpyro_kme._core import Card, Saved, arviz, checks, door, frozen, in_jax_types, names_and_shapes, saveable
 from numpyro_kme.kernels.data_sets import beyond_end, lengths, padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
@@ -137,6 +137,7 @@ class Simulations(Saved):
         return f"{number} of {total} ({number / total:.1%}): {reasons}{at}{self._repeated()}"
 
     @classmethod
+    @door
     def from_table(
         cls, arguments: Any, x: Any, *, site: str = "x", ragged: bool = False, missing: SimulatedMissing | None = None
     ) -> "Simulations":
@@ -193,6 +194,7 @@ class Simulations(Saved):
         return cls(draws.arguments, x, draws.latents, draws.deterministics)
 
     @classmethod
+    @door
     def from_arviz(cls, problem: Problem, source: Any, *, missing: SimulatedMissing | None = None) -> "Simulations":
         """Take simulations from an ArviZ object with the groups `prior` and `prior_predictive`.
 
@@ -213,6 +215,7 @@ class Simulations(Saved):
         return cls._of_kinds(problem, latents, x, kinds, np.arange(len(kinds)), missing)
 
     @classmethod
+    @door
     def from_store(
         cls, problem: Problem, path: str | PathLike, *, missing: SimulatedMissing | None = None
     ) -> "Simulations":
@@ -298,9 +301,10 @@ def _mean_and_sd(values) -> str:
 
 def _variables(group: Arrays, names, what: str) -> dict[str, np.ndarray]:
     """The named variables with chains joined, `{name: (m, *shape)}`."""
-    missing = [name for name in names if name not in group]
+    held = {name: arviz.valid(name) for name in names}
+    missing = [name for name in names if held[name] not in group]
     checks.require(not missing, f"The group `{what}` has no variables {missing}; it has {list(group)}.")
-    arrays = {name: np.asarray(group[name]) for name in names}
+    arrays = {name: np.asarray(group[held[name]]) for name in names}
     return {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}
 
 

@@ -169,8 +169,17 @@ class _Run:
 
         if plan.executor is not None:
             return executors.run(plan.executor, job, map(int, rows), row, plan.timeout, report)
+        met = set[str]()
+        modes: Any = {kind: "call" for kind, mode in np.geterr().items() if mode == "warn"}
         for number in map(int, rows):
-            report([number], [executors.simulate_row(job, row(number), plan.timeout)])
+            with np.errstate(call=lambda kind, _: met.add(kind), **modes):
+                outcome = executors.simulate_row(job, row(number), plan.timeout)
+            report([number], [outcome])
+        if met:
+            checks.warn(
+                f"NumPy met {' and '.join(sorted(met))} in simulator `{simulator.name}`. Only outputs that are not "
+                "finite count as failures: if the others are right, say so by np.errstate inside of it."
+            )
 
     def _in_blocks(self, rows, keys, report) -> None:
         """Whole blocks, wherever they hold a row that is asked for, so that a row never depends on which others are."""

@@ -101,13 +101,20 @@ class Store:
                     Settings(stored, after).save(self.path / SETTINGS)
 
     def parts(self) -> list[Part]:
-        """All parts, in the order in which they were written.
+        """All parts, in the order in which they were written; those whose files are missing are warned of.
 
         Raises:
             StoreError: If the folder is no store, or damaged.
         """
         self._read(self.path / SETTINGS, Settings)
-        return [self._read(self._file(number), Part) for number in range(self._number())]
+        lost = [number for number in range(self._number()) if not self._file(number).exists()]
+        if lost:
+            checks.warn(
+                f"The store {self.path} has lost {len(lost)} of {self._number()} files, such as "
+                f"{self._file(lost[0]).name!r}: their simulations count as not made. `simulate(..., store=)` makes "
+                "them again."
+            )
+        return [self._read(self._file(number), Part) for number in range(self._number()) if number not in lost]
 
     def write(self, part: Part) -> None:
         """Write a part.
@@ -130,7 +137,7 @@ class Store:
         return self.path / f"part {number:06}.kme"
 
     def _number(self) -> int:
-        return len(list(self.path.glob("part *.kme")))
+        return 1 + max((int(file.stem.removeprefix("part ")) for file in self.path.glob("part *.kme")), default=-1)
 
     def _read(self, file: Path, kind: type) -> Any:
         try:

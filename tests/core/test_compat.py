@@ -16,7 +16,7 @@ def outside():
 
 
 USES = {
-    "_PYRO_STACK": (primitives, lambda: (outside(), compat.plate_depth()), (0, 0)),
+    "_PYRO_STACK": (primitives, lambda: (outside(), compat.plate_shape()), (0, ())),
     "eval_provenance": (provenance, lambda: compat.depends_on(lambda d: d["a"], {"a": jnp.ones(()), "b": 1.0}), ("a",)),
 }
 
@@ -28,5 +28,5 @@ def test_a_name_that_is_gone_is_told(name, monkeypatch):
     with monkeypatch.context() as without:
         without.delattr(owner, name)
         with pytest.raises(NotImplementedError, match=rf"has no numpyro.*{name}, which this model needs here. Install"):
-            compat.plate_depth() if name == "_PYRO_STACK" else use()
+            compat.plate_shape() if name == "_PYRO_STACK" else use()
     assert use() == expected

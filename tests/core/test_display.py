@@ -174,7 +174,7 @@ def test_entries_of_an_observation_are_checked():
     with pytest.raises(ValueError, match=r"Write NaN for what was not observed, \{'log sd': np.nan\}"):
         one.vector({"mean": 0.0, "quantiles": np.zeros(2)})
     for spoilt in (OBSERVED | {"mean": None}, [0.1, None, 0.2, 0.3]):
-        with pytest.raises(ValueError, match="has dtype object; it must hold numbers, and NaN instead of None"):
+        with pytest.raises(TypeError, match="has dtype object; it must hold numbers, and NaN instead of None"):
             kme.Problem.read(model, x=spoilt)
     with pytest.raises(ValueError, match=r"'quantiles' .* must have the shape \(2,\)"):
         one.vector(OBSERVED | {"quantiles": np.zeros(3)})

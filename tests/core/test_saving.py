@@ -188,6 +188,13 @@ def changed(path, change):
         np.savez(file, **parts | {"header": np.array(json.dumps(header))})
 
 
+def other_array(path, array):
+    with np.load(path) as file:
+        parts = dict(file)
+    with path.open("wb") as file:
+        np.savez_compressed(file, **parts | {"0": array})
+
+
 def other_bytes(path):
     data = bytearray(path.read_bytes())
     at = data.index(b"0.npy") + 40
@@ -218,6 +225,12 @@ BAD = {
         lambda path: changed(path, lambda h: (h["value"]["fields"].pop("x"), h["numpyro_kme"].update(version="0.9"))),
         r"simulations.kme, written by numpyro_kme 0\.9, holds a Simulations with the fields",
     ),
+    "text in place of an array": (
+        lambda path: changed(path, lambda h: h["value"]["fields"].update(x={"dict": [["x", "a"]]})),
+        r"\['x'\] of Simulations should be numbers, and hold text",
+    ),
+    "array of text": (lambda path: other_array(path, np.array(["a", "b"])), "array 0 should be what its header says"),
+    "longer array": (lambda path: other_array(path, np.zeros(10**6)), "array 0 should be what its header says"),
     "no array": (lambda path: changed(path, lambda h: h["value"]["fields"].update(x={"array": 99})), "is damaged"),
 }
 
@@ -230,6 +243,16 @@ def test_what_cannot_be_read(engines, how, tmp_path):
     change(path)
     with pytest.raises(SavedFileError, match=message):
         kme.Simulations.load(path)
+
+
+def test_a_small_file_does_not_unpack_to_a_large_value(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "UNPACKED", 10_000)
+    path, ones = tmp_path / "ones.kme", Gaussian(np.ones(200_000))
+    saving.write(path, ones)
+    assert np.shape(saving.read(path).length_scale) == (200_000,)
+    other_array(path, np.ones(200_000))
+    with pytest.raises(SavedFileError, match=r"its [\d,]+ bytes must not unpack to 1,60\d,\d\d\d"):
+        saving.read(path)
 
 
 def test_a_value_of_another_kind(engines, tmp_path):

@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.contrib.control_flow import scan
 from numpyro.distributions import transforms
 from scipy import stats
 
@@ -185,6 +186,30 @@ def hierarchical_draws(rng, m):
     return rng.normal(1.0, np.exp(0.5 * rng.normal(size=m)), (2, m)).T
 
 
+def series():
+    def step(level, _):
+        level = numpyro.sample("theta", dist.Normal(level, 1.0))
+        return level, level
+
+    return scan(step, 1.0, None, length=2)[1]
+
+
+class Own(dist.Distribution):
+    """A distribution as users write one, without `pytree_data_fields`."""
+
+    support = dist.constraints.real
+
+    def __init__(self, sd):
+        self.sd = sd
+        super().__init__()
+
+    def sample(self, key, sample_shape=()):
+        return 1.0 + self.sd * jax.random.normal(key, sample_shape)
+
+    def log_prob(self, value):
+        return dist.Normal(1.0, self.sd).log_prob(value)
+
+
 WEIGHTS = np.array([0.3, 0.7], np.float32)
 CENTRES, WIDTHS = np.array([-2.0, 1.0], np.float32), np.array([0.5, 1.0], np.float32)
 
@@ -243,6 +268,8 @@ PRIORS = [
         0.8,
         (-0.8,),
     ),
+    Prior("scan", series, lambda rng, m: 1.0 + np.cumsum(rng.normal(size=(m, 2)), axis=1), 0.5, (2.0, 0.5)),
+    Prior("own", one(lambda: Own(2.0)), scalar(lambda rng, m: rng.normal(1.0, 2.0, m)), 0.7, (2.5,)),
     Prior("hierarchical", hierarchical, hierarchical_draws, 0.4, (1.8, 0.6)),
     Prior("improper", one(lambda: dist.ImproperUniform(dist.constraints.real, (), ())), None, 0.5, (1.0,)),
 ]
@@ -320,6 +347,8 @@ DEFAULT = {
     "Dirichlet": "RejectionABC",
     "ordered": "RejectionABC",
     "MixtureSameFamily": "KernelBayes",
+    "scan": "KELFI",
+    "own": "RejectionABC",
     "hierarchical": "RejectionABC",
     "improper": "RejectionABC",
 }

@@ -302,6 +302,16 @@ def regression(c, y):
         numpyro.sample("y", Simulator(LINE, a + b * c, 0.3, event_dims=0), obs=y)
 
 
+def on_line(rng_key, a, b, c):
+    return LINE(rng_key, a + b * c, 0.3)
+
+
+def written_out(c, y):
+    a, b = numpyro.sample("a", dist.Normal(0.0, 3.0)), numpyro.sample("b", dist.Normal(0.0, 3.0))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", Simulator(on_line, a, b, c), obs=y)
+
+
 def exact_regression(u, w, c, y):
     """Squared distance of the joint distributions, length scales 0.5, noise 0.3."""
     mean, l2, s2 = u[0] + u[1] * c, 0.25, 0.09
@@ -325,6 +335,7 @@ def test_robust_regression_compares_joint_distributions(rng):
     for u, w in zip(found.u, found.reweightings.weights):
         exact = minimize(exact_regression, u, (w, c, y), method="Nelder-Mead", options=dict(xatol=1e-7, fatol=1e-12))
         assert np.abs((u - exact.x) / found.u.std(axis=0)).max() < 0.2
+    np.testing.assert_array_equal(IidModel.read(written_out, (c, y), {}).covariates(None)[:, 0], c.astype(np.float32))
     with pytest.raises(ValueError, match="pass covariates=the name"):
         PosteriorBootstrap(regression).run(jax.random.key(0), c=c, y=y)
     for other in (Wasserstein(), Means()):

@@ -6,9 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tinygp
+from numpyro import handlers, sample
+from numpyro.contrib.control_flow import scan
 
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.kernels import EmpiricalMeasure, FromCallable, Gaussian, GaussianProcessPath, Laplace
+from numpyro_kme.likelihoods.distribution import fit_likelihood
 from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.published.learning import Hyperparameters
@@ -148,7 +151,7 @@ def test_warns_far_from_the_simulations(surrogate):
 
 def test_constant_statistics():
     x = np.c_[X[:, :1], np.full(M, 7.0), X[:, 1:]]
-    with pytest.warns(UserWarning, match=r"Statistics \[1\] are constant over the 40 simulations"):
+    with pytest.warns(UserWarning, match=r"Statistics \[1\] are constant over the simulations"):
         surrogate = KernelMeans(hyperparameters=HYPER).fit(Z, x)
     np.testing.assert_allclose(
         surrogate.at(np.array([Y[0], 7.0, *Y[1:]])).log_density(Z[0]),
@@ -182,6 +185,20 @@ def test_constant_statistics():
 def test_bad_input(surrogate, act, sentence):
     with pytest.raises(ValueError, match=sentence):
         act(surrogate)
+
+
+def test_inside_scan(surrogate):
+    """NumPyro stacks what the distributions of the steps hold: log densities are those of each step."""
+    x = np.linspace(-1.0, 1.0, 20)[:, None]
+    likelihood = fit_likelihood(x, x + 0.3 * np.random.default_rng(0).normal(size=x.shape))
+    y, theta = jnp.array([[0.1], [0.5], [-0.2]]), 0.3
+
+    def model():
+        scan(lambda s, y: (s, sample("y", likelihood(s), obs=y)), theta, y)
+
+    with jax.numpy_rank_promotion("allow"):
+        found = handlers.trace(handlers.seed(model, 0)).get_trace()["y"]["fn"].log_prob(y)
+    np.testing.assert_allclose(found, likelihood(theta).log_prob(y), rtol=1e-5)
 
 
 def test_unfactorisable_matrix():

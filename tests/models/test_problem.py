@@ -253,10 +253,10 @@ def nothing_latent():
         (lambda: Problem.read(numpyro.handlers.seed(with_prior, 0), dist.Normal(0.0, 1.0)), "a key of its own already"),
         (lambda: Problem.read(learns), r"`param` sites \['m'\], which have no prior"),
         (lambda: Problem.read(nothing_latent), "no latent site to infer"),
-        (lambda: Problem.read(in_scan), r"has shape \(3, 2\) where its simulator gives shape \(2,\)..*inside `scan`"),
+        (lambda: Problem.read(in_scan), r"has shape \(3, 2\); the simulator `total` gives .*inside `scan`"),
         (
             lambda: Problem.read(two_sites, x=jnp.zeros(3)),
-            r"at 'x' has shape \(3,\); the simulator `total` gives shape \(2,\)",
+            r"at 'x' has shape \(3,\); the simulator `total` gives shape \(2,\). Let the simulator return",
         ),
     ],
 )

@@ -16,6 +16,7 @@ from numpyro.infer.inspect import get_dependencies, get_model_relations, render_
 from numpyro.infer.util import log_density
 
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.simulator_functions import Joined
 
 
 def noisy_sum(key, theta, scale=1.0):
@@ -146,6 +147,24 @@ def test_without_x64():
         assert x.dtype == np.float64 and np.isfinite(x)
 
 
+def two_arrays(rng, theta):
+    return {"quantiles": theta + rng.normal(size=3), "extremes": rng.normal(size=(1, 2))}
+
+
+@pytest.mark.parametrize("declared", [dict(shape=5), dict(dtype=float), dict(shape=(5,), dtype=np.float32)])
+def test_a_black_box_declares_arrays_by_name(declared):
+    made = Simulator(two_arrays, 1.0, names={"quantiles": 3, "extremes": (1, 2)}, **declared)
+    x = {"quantiles": np.arange(3.0), "extremes": np.array([[3.0, 4.0]])}
+    assert made.sample(random.key(0)).shape == (5,) and made.labels[3] == "extremes[0,0]"
+    np.testing.assert_array_equal(made.vector(x), np.arange(5.0))
+
+
+def test_a_jax_simulator_has_the_arrays_that_are_declared():
+    fn = lambda key, t: {"a": t * jnp.ones(2), "b": t}  # noqa: E731
+    for names in (None, {"a": 2, "b": ()}, ("a", "b")):
+        assert Simulator(fn, 1.0, names=names).labels == ("a[0]", "a[1]", "b")
+
+
 # plates and event_dims
 
 
@@ -170,6 +189,10 @@ def grouped(theta_shape, event_dims, plates):
         ((20, 3), 1, (7, 20)),  # groups, each with 7 draws
         ((7, 1, 3), 1, (7, 20)),
         ((3,), None, (7, 20)),
+        ((20,), None, (20,)),  # as event_dims=0
+        ((20, 3), None, (20,)),
+        ((20,), None, (7, 20)),
+        ((7, 1), None, (7, 20)),
     ],
 )
 def test_plates_make_one_call_for_each_element(theta_shape, event_dims, plates):
@@ -178,7 +201,7 @@ def test_plates_make_one_call_for_each_element(theta_shape, event_dims, plates):
     assert fn.batch_shape == plates and x.shape == (*plates, 2)
     assert len(np.unique(x[..., 1])) == np.prod(plates)
     theta = fn.params[0]
-    sums = theta if event_dims == 0 else theta.sum(axis=-1)
+    sums = theta if fn.call_shapes == ((),) else theta.sum(axis=-1)
     np.testing.assert_array_equal(x[..., 0], np.broadcast_to(sums, plates))
 
 
@@ -192,10 +215,11 @@ def test_plates_make_one_call_for_each_element(theta_shape, event_dims, plates):
         ((7, 3), (7, 1), "2 if each takes all of it, to run along the plates it needs the shape (7, 1) in front."),
     ],
 )
-def test_a_parameter_that_may_run_along_a_plate_needs_event_dims(theta_shape, plates, choices):
+def test_outside_of_plates_a_parameter_that_may_run_along_one_needs_event_dims(theta_shape, plates, choices):
     sentence = "Parameter 0 of simulator `numpy_sum` has shape .*; for parameter 0: " + re.escape(choices)
+    made = Simulator(numpy_sum, jnp.zeros(theta_shape), shape=2)
     with pytest.raises(ValueError, match=sentence):
-        handlers.seed(grouped, 0)(theta_shape, None, plates)
+        made.expand(plates)
 
 
 def test_a_mask_inside_a_plate_does_not_hide_the_simulator_from_it():
@@ -204,8 +228,7 @@ def test_a_mask_inside_a_plate_does_not_hide_the_simulator_from_it():
         with numpyro.plate("n", 4), handlers.mask(mask=mask), handlers.mask(mask=jnp.array(True)):
             numpyro.sample("x", BlackBox(theta, event_dims=event_dims))
 
-    with pytest.raises(ValueError, match=r"shape \(4,\) and plates expand"):
-        handlers.seed(masked, 0)(jnp.zeros(4))
+    assert handlers.trace(handlers.seed(masked, 0)).get_trace(jnp.zeros((4, 3)))["x"]["fn"].batch_shape == (4,)
     fn = handlers.trace(handlers.seed(masked, 0)).get_trace(jnp.zeros((4, 3)), 1)["x"]["fn"]
     assert fn.batch_shape == (4,) and isinstance(fn.base_dist, Simulator)
     np.testing.assert_array_equal(fn._mask, [False, True, True, True])
@@ -295,6 +318,12 @@ def test_a_density_is_refused_with_the_name_of_the_simulator(evaluate):
         (lambda: Simulator(lambda k, t: jnp.zeros(0), 1.0), r"shape \(0,\)"),
         (lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=2), r"event_dims=2 for parameters of shapes \[\(3,\)\]"),
         (lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=(1, 0)), "one number for each parameter"),
+        (lambda: Simulator(two_arrays, 1.0, names=("quantiles", "extremes"), shape=5), "with their lengths, names="),
+        (lambda: Simulator(two_arrays, 1.0, names={"quantiles": 3}, shape=5), "declares 3 numbers"),
+        (
+            lambda: Joined(two_arrays, ("quantiles", "extremes"), ((2,), (3,)))(np.random.default_rng(0), 1.0),
+            "declares entries of the shapes",
+        ),
         (
             lambda: Simulator(noisy_sum, jnp.zeros((4, 3)), jnp.ones(5), event_dims=(1, 0)),
             r"leaves the batch shapes \[\(4,\), \(5,\)\]; these must broadcast",

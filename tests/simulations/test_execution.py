@@ -1,12 +1,14 @@
 """Simulations on executors and on disk: the same numbers wherever they run, and nothing lost that was written."""
 
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -130,6 +132,71 @@ def test_simulations_that_hang_and_raise(here, where):
     np.testing.assert_array_equal(found.index, np.delete(np.arange(30), [3, 4, 11]))
     np.testing.assert_array_equal(found.x["x"], here.x["x"][found.index])
     np.testing.assert_array_equal(found.failed["theta"], here.latents["theta"][[3, 4, 11]])
+
+
+class Silent(Executor):
+    """Gives results after a while."""
+
+    def submit(self, fn, *args):
+        future = Future()
+        future.set_running_or_notify_cancel()
+        threading.Timer(1.3, lambda: future.set_result(fn(*args))).start()
+        return future
+
+
+@pytest.mark.filterwarnings("ignore:Nothing has come back")
+def test_silence_of_an_executor_has_a_limit(here, monkeypatch):
+    monkeypatch.setattr(executors, "SILENCE", 0.5)
+    with pytest.warns(UserWarning, match="Nothing has come back from the executor for .* s. Has it a worker"):
+        assert len(bank(number=3, executor=Silent())) == 3
+    with pytest.raises(SimulationError, match=r"Nothing has come back from .* takes at most 0 s"):
+        bank(number=3, executor=Silent(), timeout=0.1)
+
+
+class Holding:
+    """A simulator with something of its own."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def __call__(self, rng, theta):
+        return noisy(rng, theta) + np.minimum(np.exp(1e3 * (self.own == "overflow")), 0.0)
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def of_the_module(rng, theta):
+    return theta + GENERATOR.normal(size=2)
+
+
+def of_a_closure():
+    draw = random.Random(0).gauss
+    return lambda rng, theta: theta + np.array([draw(0, 1), rng.normal()])
+
+
+@pytest.mark.parametrize(
+    ("simulator", "where"),
+    [
+        (of_the_module, "global `GENERATOR`"),
+        (Holding(GENERATOR), "attribute `own`"),
+        (of_a_closure(), "variable `draw`"),
+    ],
+)
+def test_random_numbers_of_ones_own_are_warned_of(simulator, where):
+    with pytest.warns(UserWarning, match=f"has a random generator of its own, its .*{where}"):
+        bank(model_of(simulator, **BLACK), executor=ThreadPoolExecutor(2))
+
+
+def test_what_cannot_be_sent_is_named():
+    with pytest.raises(TypeError, match=r"simulator cannot be sent to an executor: cannot pickle '_thread\.lock'"):
+        bank(model_of(Holding(threading.Lock()), **BLACK), executor=ThreadPoolExecutor(2))
+
+
+def test_numpy_warns_once():
+    with pytest.warns(UserWarning, match="NumPy met overflow in simulator `Holding`") as caught:
+        bank(model_of(Holding("overflow"), **BLACK))
+    assert len(caught) == 1
 
 
 def deadly(rng, theta):
@@ -357,6 +424,17 @@ def _replace(path):
     shutil.rmtree(path)
     path.mkdir()
     (path / "notes.txt").write_text("not a store")
+
+
+def test_a_lost_file_is_made_again(here, path):
+    for number in (10, 20, 30):
+        bank(number=number, store=path)
+    (path / "part 000001.kme").unlink()
+    with pytest.warns(UserWarning, match="has lost 1 of 3 files, such as 'part 000001.kme'"):
+        read = Simulations.from_store(kme.Problem.read(NOISY), path)
+    np.testing.assert_array_equal(read.index, [*range(10), *range(20, 30)])
+    with pytest.warns(UserWarning, match="has lost 1 of 3 files"):
+        assert_same(bank(store=path), here)
 
 
 @pytest.mark.parametrize("damage", [_truncate, _flip, _replace])
