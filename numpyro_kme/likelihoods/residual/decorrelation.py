@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from scipy import linalg
 
-from numpyro_kme._core import in_parallel, solves
+from numpyro_kme._core import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.location_scale import Location, explained, fit_statistics, winsorised_rms
 from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions
@@ -78,7 +79,7 @@ class TriangularMap:
 
 
 def fit_triangular_map(u: np.ndarray, rows: np.ndarray, chosen: np.ndarray) -> tuple[TriangularMap, np.ndarray]:
-    """Fit the map, one ridge regression after another; return it with the held-out decorrelated residuals, `(m, n)`.
+    """Fit the map by ridge regressions; return it with the held-out decorrelated residuals, `(m, n)`.
 
     A residual that the others do not make smaller, held out, stays as it is.
 
@@ -87,24 +88,29 @@ def fit_triangular_map(u: np.ndarray, rows: np.ndarray, chosen: np.ndarray) -> t
         rows: Simulations that amplitudes are chosen on.
         chosen: Numbers of the residuals that are decorrelated; the others stay, and no other depends on them.
     """
-    n, rest = u.shape[1], np.array(u)
-    coefficients, log_scale = np.zeros((n, n)), np.zeros(n)
-    last = range(len(chosen) - 1, 0, -1)  # those of many others take longest
-    for k, found in zip(last, in_parallel(partial(_decorrelated, u, rows, chosen), last), strict=True):
-        left = winsorised_rms(found[1])
-        if left < 1.0:
-            i = chosen[k]
-            coefficients[i, chosen[:k]], log_scale[i], rest[:, i] = found[0], np.log(left), found[1] / left
+    before, targets, rest = soft_clip(u[:, chosen]), u[:, chosen], np.array(u)
+    coefficients, log_scale = np.zeros((u.shape[1], u.shape[1])), np.zeros(u.shape[1])
+    precisions = 1.0 / np.square(AMPLITUDES)
+    best = np.argmin([_sizes(before[rows], targets[rows], precision)[0] for precision in precisions], axis=0)
+    for number, precision in enumerate(precisions):
+        left, weights, held_out = _sizes(before, targets, precision)
+        kept = np.flatnonzero((best == number) & (left < 1.0) & (np.arange(len(chosen)) > 0))
+        coefficients[np.ix_(chosen[kept], chosen)] = weights[kept]
+        log_scale[chosen[kept]], rest[:, chosen[kept]] = np.log(left[kept]), held_out[:, kept] / left[kept]
     return TriangularMap(coefficients, log_scale), rest
 
 
-def _decorrelated(u, rows, chosen, k):
-    """Coefficients, and what is left of the residual that is `k`th among those `chosen`."""
-    before, target, precisions = soft_clip(u[:, chosen[:k]]), u[:, chosen[k], None], 1.0 / np.square(AMPLITUDES)
-    tried = solves.ridges(before[rows], target[rows], precisions / len(rows))
-    best = precisions[np.argmin([winsorised_rms(rest[:, 0]) for _, _, rest in tried])]
-    ((_, coefficients, rest),) = solves.ridges(before, target, [best / len(u)])
-    return coefficients[:, 0], rest[:, 0]
+def _sizes(before: np.ndarray, targets: np.ndarray, precision: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Robust sizes of what ridge regressions of each target on the columns before its own leave, held out, `(k,)`,
+    their coefficients, `(k, k)`, and what they leave, `(m, k)`: from one Cholesky factor, whose first rows are those of
+    the first columns."""
+    number = before.shape[1]
+    factor = np.linalg.cholesky(before.T @ before + precision * np.eye(number))
+    inverse = linalg.solve_triangular(factor, np.eye(number), lower=True)
+    basis = before @ inverse.T
+    inner, squares = np.triu(basis.T @ targets, 1), np.square(basis)
+    held_out = (targets - basis @ inner) / (1.0 - (np.cumsum(squares, axis=1) - squares))
+    return winsorised_rms(held_out.T), inner.T @ inverse, held_out
 
 
 def fit_curves(

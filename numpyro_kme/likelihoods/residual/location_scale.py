@@ -177,8 +177,10 @@ def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray) -> tupl
 def _best_start(tries, ridges, pair):
     """Where to start for one statistic and its natural zero, and the score there."""
     centres, log_widths = _transformations(*pair)
-    lines = Location(None, centres, log_widths)
-    found, overall = map(np.stack, zip(*(_scores(ridge, lines, pair[0]) for ridge in ridges)))
+    v = Location(None, centres, log_widths).transformed(pair[0])
+    targets, scale = standardised(v)
+    log_slopes = -log_cosh(v, np) - np.log(scale) - log_widths[:, None]
+    found, overall = map(np.stack, zip(*(_scores(ridge, targets, log_slopes, pair[0]) for ridge in ridges)))
     j, k = np.unravel_index(np.argmax(found), found.shape)
     return Location(tries[j].times(max(SHRINK, np.sqrt(overall[j, k]))), centres[k], log_widths[k]), found[j, k]
 
@@ -192,14 +194,11 @@ def _transformations(column: np.ndarray, zero: float) -> tuple[np.ndarray, np.nd
     return np.append(0.0, centres), np.log(np.append(STRAIGHT, widths))
 
 
-def _scores(ridge: Ridge, lines: Location, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scores(ridge: Ridge, targets, log_slopes, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean held-out log density of a statistic by transformation, `(k,)`, at a robust overall variance, and this."""
-    v = lines.transformed(column)
-    targets, scale = standardised(v)
     squares = np.square(ridge.solve_rows(targets)) / ridge.diagonal
     middle = np.median(squares, axis=1, keepdims=True) / 0.455
     overall = np.mean(np.minimum(squares, 16.0 * middle), axis=1, keepdims=True)
-    log_slopes = -log_cosh(v, np) - np.log(scale) - lines.log_width[:, None]
     normal = log_normal(squares, overall) + 0.5 * np.log(ridge.diagonal) + log_slopes
     return np.mean(log_mixture_with_cauchy(normal, column)[0], axis=1), overall[:, 0]
 
