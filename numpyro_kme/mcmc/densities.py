@@ -64,7 +64,8 @@ class SyntheticLikelihood(RealValued):
         shape: int | tuple[int, ...] | None = None,
         dtype: Any = None,
     ):
-        self.simulator = Simulator(fn, *params, shape=shape, dtype=dtype)
+        whole = tuple(map(jnp.ndim, params))  # also under plates
+        self.simulator = Simulator(fn, *params, event_dims=whole, shape=shape, dtype=dtype)
         checks.whole("num_simulations", num_simulations, 1)
         numbers = prod(self.simulator.event_shape)
         checks.require(

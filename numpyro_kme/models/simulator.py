@@ -268,23 +268,17 @@ class Simulator(Distribution):
 
     def _refuse_ambiguity(self, batch_shape: Shape) -> None:
         for i, param in enumerate(self.params):
-            if param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape:
-                continue
-            along = _along(param.shape, batch_shape)
-            takes = [f"an entry of shape {param.shape[param.ndim - d :]}" if d else "one number" for d in along]
-            choices = [f"{d} if each takes {what}" for d, what in zip(along, takes)]
-            choices += [f"{param.ndim} if each takes all of it"]
-            choices += [] if along else [f"to run along the plates it needs the shape {batch_shape} in front"]
-            raise checks.explained(
-                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and the simulator, which was made "
-                f"outside of the plates, is expanded to {batch_shape} calls, so it is not clear whether the parameter "
-                f"runs along a plate. Make it inside of them, or pass event_dims, with one number for each of the "
-                f"{len(self.params)} parameters; for parameter {i}: {', '.join(choices)}."
+            checks.require(
+                param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
+                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and the simulator is expanded to "
+                f"{batch_shape} calls, so it is not clear whether the parameter runs along a plate. Make the simulator "
+                "inside of its plates, with their shape in front of what runs along them, or pass event_dims, with one "
+                f"number for each of the {len(self.params)} parameters.",
             )
 
 
 def _along(shape: Shape, plates: Shape) -> list[int]:
-    """How many trailing dimensions of a parameter may belong to one call, where those before them run along plates."""
+    """List how many trailing dimensions of a parameter may belong to one call, if those before run along plates."""
     dims = range(len(shape)) if shape and shape[0] != 1 else ()
     return [d for d in dims if checks.expands(shape[: len(shape) - d], plates)]
 

@@ -55,7 +55,7 @@ RANDOM = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def random_generators(value: Any) -> list[str]:
-    """Where a callable holds, or names, a random generator of its own."""
+    """List where a callable holds, or names, a random generator of its own."""
     found: list[str] = []
     with suppress(Exception):  # what cannot be hashed is said elsewhere
 

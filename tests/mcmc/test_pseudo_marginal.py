@@ -114,6 +114,12 @@ def exact_synthetic(y, draws=160_000):
     return np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / 2.0
 
 
+def test_a_synthetic_likelihood_takes_its_parameters_as_a_whole_under_plates():
+    with numpyro.plate("data", 3):
+        made = SyntheticLikelihood(lambda rng_key, theta: theta.sum()[None], jnp.zeros(3))
+    assert made.simulator.call_shapes == ((3,),) and made.event_shape == (1,)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_a_synthetic_likelihood_with_fresh_simulations(blocks):
