@@ -52,6 +52,8 @@ def fingerprint(value: Any) -> str:
 
 
 RANDOM = (np.random.Generator, np.random.RandomState, random.Random)
+SHARED = getattr(np.random.uniform, "__self__", None)
+"""The generator of `numpy.random`, which each distribution of SciPy refers to."""
 
 
 def random_generators(value: Any) -> list[str]:
@@ -64,7 +66,8 @@ def random_generators(value: Any) -> list[str]:
                 """Look at the parts of a value, as they are hashed."""
                 held = {f"attribute `{name}`": one for name, one in getattr(value, "__dict__", {}).items()}
                 for name, one in (held | (_parts(value) or {})).items() if not _name(value) else ():
-                    if isinstance(one, RANDOM) or isinstance(getattr(one, "__self__", None), RANDOM):
+                    owner = getattr(one, "__self__", one)
+                    if isinstance(owner, RANDOM) and owner is not SHARED:
                         found.append(name)
                 return super().reducer_override(value)
 
