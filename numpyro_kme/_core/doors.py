@@ -95,7 +95,7 @@ def _is_numeric(value: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """What an annotation asks for."""
+    """Words for the values that an annotation asks for."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if _of_arrays(hint):
         return "an array of real numbers" + (" or None" if NoneType in parts else "")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from numpyro_kme._core import Array, checks, child, numpy_function, numpy_rng, saveable, split
+from numpyro_kme._core import Array, checks, child, numpy_function, numpy_rng, saveable, shown, split
 from numpyro_kme.embeddings.measures import Measure, Points
 from numpyro_kme.kernels.base import register
 
@@ -260,6 +260,7 @@ def systematic_shuffled(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.n
     return rng.permutation(systematic(rng, weights, n))
 
 
+@shown
 @saveable
 @dataclass(frozen=True)
 class StandardErrors:
