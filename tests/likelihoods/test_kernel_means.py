@@ -198,7 +198,7 @@ def test_inside_scan(surrogate):
 
     with jax.numpy_rank_promotion("allow"):
         found = handlers.trace(handlers.seed(model, 0)).get_trace()["y"]["fn"].log_prob(y)
-    np.testing.assert_allclose(found, likelihood(theta).log_prob(y), rtol=1e-5)
+    np.testing.assert_allclose(found, likelihood(theta).log_prob(y), rtol=1e-5, atol=1e-6)
 
 
 def test_unfactorisable_matrix():
