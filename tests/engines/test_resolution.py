@@ -74,7 +74,7 @@ def test_one_round_of_a_bent_simulator_asks_for_rounds():
 @pytest.mark.slow
 @pytest.mark.parametrize("dim, size", [(1, 300), (2, 300), (5, 300), (5, 1000)])
 def test_linear_problems_are_silent_in_nineteen_of_twenty_keys(dim, size):
-    """By the default call; one round alone is off by more than half a deviation at the ends of the prior, and says so."""
+    """By the default call; one round alone is off by half a deviation at the ends of the prior, and says so."""
     assert false_alarms(dim, size, 20) <= 1
 
 
