@@ -256,7 +256,9 @@ def main(rows, cases=(), simulations=(300, 1000), keys=4, references=None):
     for size in simulations:
         for case in (*cases, "all"):
             key = dict(simulations=size) | ({} if case == "all" else dict(case=case))
-            mean, stated, sd, stated_sd = (rows.column(name, **key) for name in ("mean", "stated", "sd", "stated sd"))
+            mean, stated, sd, stated_sd = (
+                np.concatenate([row[name] for row in rows.of(**key)]) for name in ("mean", "stated", "sd", "stated sd")
+            )
             shares = []
             for error, own in ((mean, stated), (sd, stated_sd)):
                 inside = np.abs(error) <= 2.0 * own
