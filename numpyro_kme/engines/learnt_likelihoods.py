@@ -193,13 +193,16 @@ class LearntLikelihoods(Recomputed):
 
     def standard_errors(self, problem: Problem, drawn: PosteriorDraws) -> StandardErrors | None:
         """Standard errors of the posterior; None where there is nothing to compare with."""
-        known = next((fitted for fitted in self.likelihoods.values() if len(fitted.others) > 1), None)
-        if known is None:
+        known = max(self.likelihoods.values(), key=lambda fitted: len(fitted.others))
+        if len(known.others) < 2:
             return None
         logs, table = [], ravel(drawn.latents, 1)
         with host.one_blas_thread, checks.collected_warnings():
             for number in range(len(known.others)):
-                chosen = {name: f.others[number] if f.others else f for name, f in self.likelihoods.items()}
+                chosen = {
+                    name: f.others[number] if len(f.others) == len(known.others) else f  # where halves lack a statistic
+                    for name, f in self.likelihoods.items()
+                }
                 other = LearntModel(problem, chosen).log_likelihood(drawn.coordinates)
                 logs.append(np.broadcast_to(other - drawn.log_likelihood, len(table)))
         return StandardErrors.of(np.array(logs), known.shares, drawn.info["effective sample size"], table)

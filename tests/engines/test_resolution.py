@@ -167,6 +167,25 @@ def test_standard_errors_are_in_the_summary_in_arviz_and_of_any_expectation(caps
     np.testing.assert_allclose(twice, 2.0 * error)
 
 
+def test_a_site_whose_halves_lack_a_statistic_counts_as_it_is():
+    """In rounds, beside a site that has halves: errors are those that the other site alone leaves."""
+
+    def two(x=None, y=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+        numpyro.sample("x", kme.Simulator(lines, theta), obs=x)
+        numpyro.sample("y", kme.Simulator(lines, theta), obs=y)
+
+    engine = kme.KELFI(two, 100, num_rounds=2, progress_bar=False)
+    engine.run(jax.random.key(0), x=np.zeros(1), y=np.zeros(1))
+    method, posterior = engine.method, engine.posterior
+    x, y = (method.likelihoods[name] for name in ("x", "y"))
+    for others in ((), y.others[-1:]):
+        bare = replace(y, others=others, shares=y.shares[: len(others)])
+        found = replace(method, likelihoods={"y": bare, "x": x}).standard_errors(posterior.problem, posterior.drawn)
+        assert len(found.shares) == len(x.others) and np.isfinite(found.weights).all()
+        assert found.of_moments(posterior.samples["theta"])[0, 0] > 0.0
+
+
 def of_two(rng_key, log_odds):
     """Four draws at -1.5 or 1.5, of which the parameter says how often they are at -1.5."""
     side_key, noise_key = jax.random.split(rng_key)
