@@ -115,14 +115,14 @@ class ResidualKernelMeans(Form):
             return self._fit(z, x, StatisticsTransform.fit(x))
 
     def again(self, learnt: ResidualSurrogate, z, x, rows, *, measure=None, y=None) -> ResidualSurrogate:
-        """Implement `Form.again`: in a third of the steps, from where all simulations ended, without bounds or curves
-        where they show none; hyperparameters are learnt from the same part of the simulations."""
-        bounds, curved = bool(np.any(learnt.standardisation.support.side)), learnt.decorrelation.curved is not None
+        """Implement `Form.again`: locations, scales and the density in a third of the steps, from where all simulations
+        ended; the triangular map, and which statistics are embedded as they are, are theirs."""
         subset = max(len(self.rows(z)) * len(rows) // len(z), MIN_SIMULATIONS)
+        bounds, curved = bool(np.any(learnt.standardisation.support.side)), learnt.decorrelation.curved is not None
         settings = replace(self, bounds=bounds, curved=curved, subset=subset, steps=max(self.steps // 3, 1))
         x = np.asarray(x[rows], np.float64)
         with host.one_blas_thread:
-            return settings._fit(z[rows], x, StatisticsTransform.fit(x), learnt.location)
+            return settings._fit(z[rows], x, StatisticsTransform.fit(x), learnt)
 
     def rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
         """Simulations that hyperparameters are learnt from, at random: first one of each that have the same
@@ -132,27 +132,33 @@ class ResidualKernelMeans(Form):
         return Repeats.of(z).at_random(np.random.default_rng(0))[:used]
 
     @numpy_function
-    def _fit(self, z, x, transform, starts=None):
+    def _fit(self, z, x, transform, before: ResidualSurrogate | None = None):
         rows, first = self.rows(z), Repeats.of(z).first
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
         clipped = _clipped(bounded)
-        if starts is None:
+        if before is None:
             zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
             starts, _ = start_locations(at.coarse[rows], clipped[rows].T, zero)
+        else:
+            starts = before.location
         location, functions, residuals, gained = fit_statistics(self.steps, at, rows, clipped.T, starts)
         v = location.transformed(clipped.T)
         marginals = MarginalTransform(location.centre, np.exp(location.log_width), v.mean(axis=1), v.std(axis=1))
         standardisation = Standardisation(support, marginals, functions)
         information = standardisation.information(standard[first[:300]], z[first[:300]])
-        still = np.zeros(len(v), bool)
-        learnt = self.dependence(z, residuals, still)
         statistics = np.asarray(marginals(bounded, np))
-        other = self._as_they_are(z, statistics, residuals, gained.sum(axis=0), learnt)
-        if other is not None:
-            still, residuals, learnt = other
+        if before is None:
+            learnt, still = self.dependence(z, residuals, np.zeros(len(v), bool)), np.zeros(len(v), bool)
+            other = self._as_they_are(z, statistics, residuals, gained.sum(axis=0), learnt)
+            still, residuals, learnt = other or (still, residuals, learnt)
+        else:
+            still, kept = np.asarray(before.unmoved), before.decorrelation
+            residuals = np.where(still, statistics, residuals)
+            learnt = self._embedded(z, kept(residuals, z, np)[0], rows, kept, -np.asarray(kept.log_scale))
+        if still.any():
             matrix, gained = np.diag(np.tile(~still, 2).astype(float)), np.where(still, 0.0, gained)
             standardisation = replace(standardisation, functions=functions.combined(matrix))
         return ResidualSurrogate(
