@@ -147,20 +147,12 @@ def _check_members(path: Path) -> dict:
                 f"format {FORMAT}. Install numpyro_kme {about['version']}.",
                 SavedFileError,
             )
-        lengths, trees = dict[str, int](), [header["value"]]
-        while trees:
-            tree = trees.pop()
-            if isinstance(tree, dict) and isinstance(tree.get("array"), int):
-                lengths[str(tree["array"])] = math.prod(tree["shape"])
-            elif isinstance(tree, dict | list):
-                trees += tree.values() if isinstance(tree, dict) else tree
         for name, member in members.items():
             with archive.open(member) as file:
                 checks.require(np.lib.format.read_magic(file) == (1, 0), f"array {name} should be of format 1.0")
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 size = file.tell() + math.prod(shape) * dtype.itemsize
-            said = shape == (lengths[name],) if name in lengths else len(shape) == 1
-            sound = dtype.kind in "biufc" and said and size == member.file_size
+            sound = dtype.kind in "biufc" and len(shape) == 1 and size == member.file_size
             checks.require(sound, f"array {name} should be what its header says")
     return header
 
@@ -223,9 +215,7 @@ class _Writer:
 
     def _array(self, array: np.ndarray, where: str) -> dict[str, Any]:
         checks.require(
-            array.dtype.kind in "biufc",
-            f"{where} cannot be saved: an array of {array.dtype} is no numbers.",
-            TypeError,
+            array.dtype.kind in "biufc", f"{where} cannot be saved: an array of {array.dtype} is no numbers.", TypeError
         )
         flat = np.ascontiguousarray(array).reshape(-1)
         key = str(flat.dtype), sha256(flat.tobytes()).digest()

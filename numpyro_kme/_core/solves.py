@@ -13,16 +13,16 @@ Array = jax.Array | np.ndarray
 """An array leaf of a fitted object: NumPy as it was learnt, JAX where it is traced."""
 
 
-def require_resolved(added: float, trace: float, what: str) -> None:
-    """Require that float64 sees what regularisation adds beside a positive semi-definite matrix of this trace.
+def require_resolved(added: float, square: np.ndarray) -> None:
+    """Require that float64 sees what regularisation adds beside a positive semi-definite matrix `U'U`.
 
     Raises:
         numpy.linalg.LinAlgError: If it does not: the solve would be rounding, blown up.
     """
-    least = np.finfo(np.float64).eps * trace
+    least = np.finfo(np.float64).eps * np.trace(square)
     checks.require(
         bool(added > least),
-        f"{what} cannot be solved: with c = {added:.3g}, number of points times regularisation, it is singular to "
+        f"U U' + c I cannot be solved: with c = {added:.3g}, number of points times regularisation, it is singular to "
         f"working precision ({least:.3g}). Increase the regularisation.",
         np.linalg.LinAlgError,
     )
@@ -49,7 +49,7 @@ def ridges(
     rotated = factor @ vectors
     for lam in np.asarray(regularisations):
         added = len(factor) * lam
-        require_resolved(added, float(np.trace(square)), "U U' + c I")
+        require_resolved(added, square)
         inverse = 1.0 / (np.maximum(values, 0.0) + added)
         within = inverse[:, None] * (rotated.T @ targets)
         leverage = np.square(rotated) @ inverse
@@ -66,7 +66,7 @@ def inner(factor: Array, added: float) -> np.ndarray:
     """`U'U + c I`, `(r, r)`, checked: with a `c` below rounding, what is solved with it is noise."""
     factor = np.asarray(factor)
     square = factor.T @ factor
-    require_resolved(added, float(np.trace(square)), "U U' + c I")
+    require_resolved(added, square)
     return square + added * np.eye(len(square))
 
 

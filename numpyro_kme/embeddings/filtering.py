@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numpyro_kme._core import Array, checks, host, solves
+from numpyro_kme._core import Array, checks, host, numpy_function, solves
 from numpyro_kme.embeddings.kernel_bayes import posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
@@ -46,6 +46,7 @@ class KernelBayesFilter:
     regularisation: Array
 
     @classmethod
+    @numpy_function
     def fit(
         cls,
         kernel_state: Kernel,
@@ -67,7 +68,6 @@ class KernelBayesFilter:
             delta: `2 eps` when left out.
             tolerance, max_rank: Bounds of the low-rank factors, as in `LowRank.fit`.
         """
-        checks.concrete(states=states, observations=observations, regularisation=regularisation)
         n = num_points(states) - 1
         checks.require(
             n >= 2 and num_points(observations) == n + 1,
@@ -77,15 +77,11 @@ class KernelBayesFilter:
         delta = 2.0 * regularisation if delta is None else delta
         checks.positive_number("regularisation", regularisation)
         checks.positive_number("delta", delta)
-        (before, last), seen = (
-            (take(states, part) for part in (slice(-1), slice(-1, None))),
-            take(observations, slice(-1)),
-        )
-        of_states, of_observations = (
-            LowRank.fit(kernel, points, tolerance=tolerance, max_rank=max_rank)
-            for kernel, points in ((kernel_state, before), (kernel_observation, seen))
-        )
-        v = np.asarray(of_states.values)
+        before, last = take(states, slice(-1)), take(states, slice(-1, None))
+        of_states = LowRank.fit(kernel_state, before, tolerance=tolerance, max_rank=max_rank)
+        seen = take(observations, slice(-1))
+        of_observations = LowRank.fit(kernel_observation, seen, tolerance=tolerance, max_rank=max_rank)
+        v = of_states.values
         left = v @ np.linalg.inv(solves.inner(v, n * regularisation))
         following = np.concatenate([v[1:], of_states.features(last)])
         both = np.array([regularisation, delta])

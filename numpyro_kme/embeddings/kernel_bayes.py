@@ -3,14 +3,14 @@
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from numpyro_kme._core import Array, checks, door, numpy_function, solves
+from numpyro_kme._core import Array, checks, numpy_function, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, register
 from numpyro_kme.kernels.low_rank import LowRank
 
 
-@door
+@numpy_function
 def kernel_sum_rule(
     kernel_y: Kernel,
     prior: MeanEmbedding,
@@ -34,11 +34,10 @@ def kernel_sum_rule(
         RuntimeError: If all weights are zero.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 3.
     """
-    checks.concrete(prior=prior, x=x, y=y, regularisation=regularisation)
     return _found(kernel_y, y, _reweighted(prior, x, y, regularisation, tolerance))
 
 
-@door
+@numpy_function
 def conditional_embedding(
     kernel_x: Kernel,
     kernel_y: Kernel,
@@ -66,10 +65,9 @@ def conditional_embedding(
         RuntimeError: If all weights are zero.
     References: Song et al. (2009), ICML.
     """
-    checks.concrete(x=x, y=y, observed=observed, regularisation=regularisation)
     _joint(x, y)
     fitted = ConditionalMeanEmbedding.fit(kernel_y, y, regularisation, tolerance=tolerance)
-    return _found(kernel_x, x, numpy_function(ConditionalMeanEmbedding.weights)(fitted, _one(observed))[0])
+    return _found(kernel_x, x, fitted.weights(_one(observed))[0])
 
 
 @register
@@ -105,6 +103,7 @@ class KernelBayesRule:
     regularisation: Array
 
     @classmethod
+    @numpy_function
     def fit(
         cls,
         kernel_y: Kernel,
@@ -129,12 +128,11 @@ class KernelBayesRule:
             UserWarning: If `delta` had to be increased for the factorisation to succeed.
         Cost: `n r^2`.
         """
-        checks.concrete(x=x, y=y, kernel_y=kernel_y, prior=prior, regularisation=regularisation)
         mu = _reweighted(prior, x, y, regularisation, tolerance)
         delta = 2.0 * regularisation if delta is None else delta
         checks.positive_number("delta", delta)
         right = LowRank.fit(kernel_y, y, tolerance=tolerance)
-        left, delta = posterior_weights(mu, np.asarray(right.values), delta, np.eye(right.rank))
+        left, delta = posterior_weights(mu, right.values, delta, np.eye(right.rank))
         return cls(prior.kernel, x, right, left, mu, np.array([regularisation, delta]))
 
     def weights(self, y: PointSet) -> np.ndarray:
@@ -188,7 +186,7 @@ def _reweighted(prior: MeanEmbedding, x: PointSet, y: PointSet, regularisation: 
     checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
     checks.positive_number("regularisation", regularisation)
     factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
-    return solves.ridge(factor.values, n * regularisation, numpy_function(MeanEmbedding.__call__)(prior, x))
+    return solves.ridge(factor.values, n * regularisation, prior(x))
 
 
 def _one(y: PointSet) -> PointSet:

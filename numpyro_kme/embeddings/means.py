@@ -177,6 +177,7 @@ class ConditionalMeanEmbedding:
     regularisation: Array
 
     @classmethod
+    @numpy_function
     def fit(
         cls, kernel: Kernel, inputs: PointSet, regularisation: float, *, tolerance: float = low_rank.TOLERANCE
     ) -> "ConditionalMeanEmbedding":
@@ -192,12 +193,11 @@ class ConditionalMeanEmbedding:
             numpy.linalg.LinAlgError: If `n lam` is below rounding.
         Cost: some `2 n r` kernel evaluations and `n r^2` operations for a factor of rank `r`.
         """
-        checks.concrete(inputs=inputs, kernel=kernel, regularisation=regularisation)
         checks.positive_number("regularisation", regularisation)
         checks.sound("inputs", inputs)
         right = LowRank.fit(kernel, inputs, tolerance=tolerance)
-        u = np.asarray(right.values)
-        left = np.asarray(right.inverse).T @ np.linalg.solve(solves.inner(u, len(u) * regularisation), u.T)
+        u = right.values
+        left = right.inverse.T @ np.linalg.solve(solves.inner(u, len(u) * regularisation), u.T)
         return cls(right, left, np.asarray(regularisation, np.float64))
 
     @full_precision

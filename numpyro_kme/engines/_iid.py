@@ -23,7 +23,7 @@ from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Call
 from numpyro_kme.models.unconstrained import Unconstrained
 from numpyro_kme.simulations.simulate import Plan
-from numpyro_kme.simulations.site_runs import run_site
+from numpyro_kme.simulations.site_runs import SiteRun
 
 TOGETHER = 2**14
 """Points that are simulated in one call of a compiled program."""
@@ -319,4 +319,4 @@ class PointSimulator(Recomputed):
     def _black_box(self, rng_key, flat, num_nodes):
         draws = Draws({}, {"x": np.repeat(flat, num_nodes, axis=0)}, {})
         with progress.progress(None, "simulating", self.plan.progress_bar, len(flat) * num_nodes) as bar:
-            return run_site(rng_key, "x", self.simulator, draws, self.plan, bar)[0]
+            return SiteRun(rng_key, "x", self.simulator, draws, self.plan, bar).all().x

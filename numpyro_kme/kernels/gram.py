@@ -84,15 +84,10 @@ def _squared_distances(x, y):
 def _squared_distances_jvp(points, tangents):
     (x, y), (dx, dy) = points, tangents
     distances = _squared_distances(x, y)
-    x, y = _centred(x, y)
+    centre = jnp.mean(x, axis=0, keepdims=True)  # distances and derivatives stay, and lose fewer digits
+    x, y = x - jax.lax.stop_gradient(centre), y - jax.lax.stop_gradient(centre)
     own = jnp.sum(x * dx, axis=1)[:, None] + jnp.sum(y * dy, axis=1)[None, :]
     return distances, 2.0 * (own - products(x, dy) - products(dx, y))
-
-
-def _centred(x, y):
-    """Both point sets shifted alike: distances and their derivatives stay, and lose fewer digits."""
-    centre = jax.lax.stop_gradient(jnp.mean(x, axis=0, keepdims=True))
-    return x - centre, y - centre
 
 
 def squared_distances_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import Array, checks, door, full_precision, shown
+from numpyro_kme._core import Array, checks, full_precision, numpy_function, shown
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, median_heuristic, some_rows
 
@@ -110,16 +110,14 @@ class LearntLengthScale(NamedTuple):
         length_scale: `s`.
         noise: `tau`.
         log_likelihood: Log pseudo-likelihood there.
-        profile: `(length_scale, log_likelihood)` of the length scales that were tried, each with its best noise.
     """
 
     length_scale: float
     noise: float
     log_likelihood: float
-    profile: np.ndarray
 
 
-@door
+@numpy_function
 def learn_length_scale(rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int = 50) -> LearntLengthScale:
     """Length scale of a Gaussian kernel by Bayesian kernel learning: maximise `log_pseudo_likelihood`.
 
@@ -134,7 +132,6 @@ def learn_length_scale(rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int =
             learnt (`python -m benchmarks kernel_learning`).
     References: Flaxman et al. (2016), UAI.
     """
-    checks.concrete(rng_key=rng_key, x=x)
     checks.key(rng_key)
     checks.table("x", x, min_rows=2)
     table = np.asarray(x, np.float64)
@@ -178,12 +175,10 @@ def _search(table, landmarks, reach, median) -> LearntLengthScale:
     refined = scipy.optimize.minimize_scalar(lambda log_scale: -at(log_scale)[1], bounds=around, method="bounded").x
     log_scale = max(refined, tried[best], key=lambda log_scale: at(log_scale)[1])
     noise, value = at(log_scale)
-    return LearntLengthScale(
-        float(np.exp(log_scale)), float(noise), float(value), np.stack([np.exp(tried), values], axis=1)
-    )
+    return LearntLengthScale(float(np.exp(log_scale)), float(noise), float(value))
 
 
-@door
+@numpy_function
 def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.ndarray:
     """A farthest-point (maximin) design, `(number, D)`: each row of `x` is the farthest from those before it.
 
@@ -194,7 +189,6 @@ def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.n
     Cost: `n number` distances.
     References: Gonzalez (1985), Theoretical Computer Science 38.
     """
-    checks.concrete(rng_key=rng_key, x=x)
     checks.key(rng_key)
     checks.table("x", x)
     checks.whole("number", number, 1)

@@ -9,13 +9,13 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import Array, checks, door, median_absolute_deviation
+from numpyro_kme._core import Array, checks, median_absolute_deviation, numpy_function
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.kernels.stationary import Gaussian
 
 
-@door
+@numpy_function
 def median_heuristic(x: Array, *, max_points: int | None = 2048, ties: bool = True) -> np.ndarray:
     r"""Median distance between the points, `l = sqrt(median_{i<j} |x_i - x_j|_2^2)`.
 
@@ -34,10 +34,10 @@ def median_heuristic(x: Array, *, max_points: int | None = 2048, ties: bool = Tr
         ValueError: If all points coincide.
     Cost: `min(n, max_points)^2 / 2` distances, in time and memory, on the host.
     """
-    return _median_distance("x", _subset("x", x, max_points), ties)
+    return _median_distance("x", _subset(x, max_points), ties)
 
 
-@door
+@numpy_function
 def median_heuristic_per_dimension(x: Array, *, max_points: int | None = 2048, ties: bool = True) -> np.ndarray:
     r"""One length scale per dimension, `l_d = c m_d`, with `m_d` the median distance along dimension `d`.
 
@@ -53,14 +53,13 @@ def median_heuristic_per_dimension(x: Array, *, max_points: int | None = 2048, t
         ValueError: If a column is constant; the error names it.
     Cost: `dim + 1` times that of `median_heuristic`.
     """
-    subset = _subset("x", x, max_points)
+    subset = _subset(x, max_points)
     columns = [_median_distance(f"x[:, {d}]", subset[:, d : d + 1], ties) for d in range(subset.shape[1])]
     return np.stack(columns) * _median_distance("x", subset / np.stack(columns), ties)
 
 
-def _subset(name, x, max_points):
-    checks.concrete(**{name: x})
-    checks.table(name, x, min_rows=2)
+def _subset(x, max_points):
+    checks.table("x", x, min_rows=2)
     x = np.asarray(x, dtype=np.float64)
     if max_points is None or len(x) <= max_points:
         return x

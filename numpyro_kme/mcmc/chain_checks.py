@@ -106,8 +106,8 @@ def check_surrogate(
             if isinstance(fn, KernelMeansLikelihood):
                 mask = compat.mask(site["fn"])
                 observed[name] = fn, site["value"], len(site["fn"].batch_shape)
-                scale = 1.0 if site["scale"] is None else site["scale"]
-                found[name] = fn.arguments, jnp.asarray(mask), jnp.asarray(scale), _negative(fn, site["value"], mask)
+                scale = jnp.asarray(compat.scale(site))
+                found[name] = fn.arguments, jnp.asarray(mask), scale, _negative(fn, site["value"], mask)
         return found
 
     found = jax.jit(jax.vmap(one))(in_present_precision(draws))

@@ -75,13 +75,7 @@ class SyntheticLikelihood(RealValued):
         self.num_simulations = num_simulations
         self.rng_key = rng_key
         if rng_key is not None:
-            checks.key(rng_key, several=True)
-            blocks = len(several_keys(rng_key))
-            checks.require(
-                num_simulations % blocks == 0,
-                f"`num_simulations` must be a multiple of the number of blocks; got {num_simulations} simulations and "
-                f"{blocks} blocks.",
-            )
+            several_keys(checks.key(rng_key, several=True), num_simulations)
         super().__init__((), self.simulator.event_shape)
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
@@ -103,15 +97,13 @@ class SyntheticLikelihood(RealValued):
         factor = jnp.linalg.cholesky(covariance)
         _check_rank(mean, covariance)
         value = jnp.asarray(value)
-        lead = value.shape[: value.ndim - self.event_dim]
-        rows = value.reshape(-1, len(mean)) - mean[None]
-        white = jax.scipy.linalg.solve_triangular(factor, rows.T, lower=True)
-        constant = 0.5 * len(mean) * jnp.log(2.0 * jnp.pi) + jnp.sum(jnp.log(jnp.diagonal(factor)))
-        return (-0.5 * jnp.sum(jnp.square(white), axis=0) - constant).reshape(lead)
+        rows = value.reshape(-1, len(mean))
+        found = dist.MultivariateNormal(mean[None], scale_tril=factor).log_prob(rows)
+        return found.reshape(value.shape[: value.ndim - self.event_dim])
 
     def _simulated(self) -> jax.Array:
         """Independent simulations, `(M, numbers)`."""
-        keys = several_keys(jax.random.key(0) if self.rng_key is None else self.rng_key)
+        keys = several_keys(jax.random.key(0) if self.rng_key is None else self.rng_key, self.num_simulations)
         each = self.num_simulations // len(keys)
         drawn = jax.lax.map(lambda key: self.simulator.sample(key, (each,)), keys)
         drawn = drawn.reshape(self.num_simulations, -1)

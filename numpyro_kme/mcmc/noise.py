@@ -163,12 +163,7 @@ class FreshNoise(NoisePolicy):
         key = simulation_key(site)
         if key is None:
             return None
-        keys = several_keys(key)
-        checks.require(
-            self.num_simulations % len(keys) == 0,
-            f"`num_simulations` must be a multiple of the number of blocks; got {self.num_simulations} points and "
-            f"{len(keys)} blocks.",
-        )
+        keys = several_keys(key, self.num_simulations)
         shape = self.repeats, self.num_simulations // len(keys)
         parts = jax.vmap(lambda one: jax.random.split(one, shape))(keys)
         return Nodes(jnp.moveaxis(parts, 0, 1).reshape(self.repeats, self.num_simulations, *parts.shape[3:]))
@@ -234,9 +229,16 @@ def even_nodes(simulator: Simulator, key: jax.Array, number: int, rows: int | No
     return Nodes(noise, np.repeat(np.arange(rows), number))
 
 
-def several_keys(key: jax.Array) -> jax.Array:
-    """One key, of either kind, or several, as `(blocks,)` of them."""
-    return key if checks.is_key(key) and key.ndim == 1 else key[None]
+def several_keys(key: jax.Array, number: int) -> jax.Array:
+    """One key, of either kind, or several, as `(blocks,)` of them, each of which makes an equal part of so many
+    simulations."""
+    keys = key if checks.is_key(key) and key.ndim == 1 else key[None]
+    checks.require(
+        number % len(keys) == 0,
+        f"`num_simulations` must be a multiple of the number of blocks; got {number} simulations and {len(keys)} "
+        "blocks.",
+    )
+    return keys
 
 
 def _known_now(key: jax.Array) -> Any:

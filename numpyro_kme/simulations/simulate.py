@@ -18,7 +18,7 @@ from numpyro_kme.models.problem import Arrays, Draws, Problem
 from numpyro_kme.simulations.executors import SimulationError
 from numpyro_kme.simulations.fingerprint import fingerprint, random_generators
 from numpyro_kme.simulations.simulations import SimulatedMissing, Simulations, as_long, of_rows
-from numpyro_kme.simulations.site_runs import run_site
+from numpyro_kme.simulations.site_runs import SiteRun
 from numpyro_kme.simulations.store import Store
 
 
@@ -237,8 +237,8 @@ class Plan:
             opened = Store(path).opened(partial(_settings, rng_key, problem, self))
         with opened as store, progress.progress(None, "simulating", self.progress_bar, total) as bar:
             for name, site in problem.simulators.items():
-                x[name], errors[name], again = run_site(rng_key, name, site.simulator, draws, self, bar, store)
-                repeated += again
+                run = SiteRun(rng_key, name, site.simulator, draws, self, bar, store).all()
+                x[name], errors[name], repeated = run.x, run.errors, repeated + run.repeated
         return replace(_gathered(draws, x, errors, self.on_failure), repeated=repeated)
 
 
@@ -279,8 +279,7 @@ def _gathered(draws: Draws, x, errors, on_failure: OnFailure) -> Simulations:
     sound, failures = np.ones(total, bool), Counter[str]()
     for name, found in errors.items():
         failed = found != None  # noqa: E711
-        for error in found[failed & sound]:
-            failures[f"{name}: {error.kind}"] += 1
+        failures.update(f"{name}: {error.kind}" for error in found[failed & sound])
         sound &= ~failed
         if isinstance(on_failure, Penalise):
             x[name][failed] = np.asarray(on_failure.value, x[name].dtype)

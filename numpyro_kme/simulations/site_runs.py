@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from zlib import crc32
 
 import jax
@@ -17,7 +17,7 @@ from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import calls_on_host
 from numpyro_kme.simulations import executors
 from numpyro_kme.simulations.simulations import unsound
-from numpyro_kme.simulations.store import Part, Store, StoreError
+from numpyro_kme.simulations.store import Part, StoreError
 
 if TYPE_CHECKING:
     from numpyro_kme.simulations.simulate import Plan
@@ -26,17 +26,8 @@ WRITE_SECONDS = 0.5
 """What came in during this time may be lost when the process is killed."""
 
 
-def run_site(
-    rng_key: jax.Array,
-    site: str,
-    simulator: Simulator,
-    draws: Draws,
-    plan: "Plan",
-    bar: tqdm,
-    store: Store | None = None,
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Simulate one site: outputs `(m, *batch, *event)`, for each a `Failure` or None, `(m,)`, and how many were drawn
-    again.
+class SiteRun:
+    """The simulations of one site: run, recorded as they finish, and written to a store.
 
     Args:
         rng_key: Key of the run.
@@ -46,16 +37,13 @@ def run_site(
         plan: How to simulate.
         bar: Progress.
         store: Where to write, if anywhere.
+    Attributes:
+        x: Outputs `(m, *batch, *event)`.
+        errors: A `Failure` or None for each, `(m,)`.
+        repeated: How many were drawn again.
     """
-    run = _Run(rng_key, site, simulator, draws, plan, bar, store)
-    run.all()
-    return run.x, run.errors, run.repeated
 
-
-class _Run:
-    """The simulations of one site: run, recorded as they finish, and written to a store."""
-
-    def __init__(self, rng_key, site, simulator, draws, plan, bar, store):
+    def __init__(self, rng_key, site, simulator: Simulator, draws: Draws, plan: "Plan", bar: tqdm, store=None):
         self.site, self.simulator, self.plan, self.bar, self.store = site, simulator, plan, bar, store
         self.latents, self.arguments = draws.latents, np.asarray(draws.arguments[site])
         total = len(self.arguments)
@@ -68,7 +56,7 @@ class _Run:
         self._unwritten: list[int] = []
         self._written = time.monotonic()
 
-    def all(self) -> None:
+    def all(self) -> Self:
         """Run what is not in the store, and what failed again."""
         rows = self._not_in_store()
         try:
@@ -79,6 +67,7 @@ class _Run:
                 rows = np.array(sorted(again), int)
         finally:
             self._write()
+        return self
 
     def _not_in_store(self) -> np.ndarray:
         """Take what the store has; numbers of the simulations that remain."""
@@ -88,7 +77,14 @@ class _Run:
             own = part.rows < len(self.x)
             if part.site == self.site and own.any():
                 rows = part.rows[own]
-                self._require_same(path, part.arguments[own], self.arguments[rows])
+                stored, asked = part.arguments[own], self.arguments[rows]
+                checks.require(  # on another machine last digits may differ
+                    stored.shape == asked.shape and np.allclose(stored, asked, rtol=1e-5, equal_nan=True),
+                    f"The store {path} holds simulations at other parameters of site {self.site!r}: its first is at "
+                    f"{stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other data, on "
+                    "which these depend? Give another path.",
+                    StoreError,
+                )
                 self.x[rows], pending[rows] = part.x[own], False
                 kinds = np.array(part.kinds, object)[own]
                 self.errors[rows] = [executors.Failure(kind, "as the store says") if kind else None for kind in kinds]
@@ -97,16 +93,6 @@ class _Run:
         if self.plan.stops and len(failed):
             self._raise(failed[0])
         return np.flatnonzero(pending)
-
-    def _require_same(self, path: Any, stored: np.ndarray, asked: np.ndarray) -> None:
-        """Refuse a store of simulations at other parameters; on another machine last digits may differ."""
-        checks.require(
-            stored.shape == asked.shape and np.allclose(stored, asked, rtol=1e-5, equal_nan=True),
-            f"The store {path} holds simulations at other parameters of site {self.site!r}: its first is at "
-            f"{stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other data, on which "
-            "these depend? Give another path.",
-            StoreError,
-        )
 
     def _report(self, again: list[int] | None, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
         """Record finished simulations; those that failed are run `again`, or raise where the policy is that."""

@@ -230,7 +230,7 @@ BAD = {
         r"\['x'\] of Simulations should be numbers, and hold text",
     ),
     "array of text": (lambda path: other_array(path, np.array(["a", "b"])), "array 0 should be what its header says"),
-    "longer array": (lambda path: other_array(path, np.zeros(10**6)), "array 0 should be what its header says"),
+    "longer array": (lambda path: other_array(path, np.zeros(10**6)), "cannot reshape array"),
     "no array": (lambda path: changed(path, lambda h: h["value"]["fields"].update(x={"array": 99})), "is damaged"),
 }
 
