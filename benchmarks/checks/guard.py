@@ -5,9 +5,9 @@
     python -m benchmarks guard --references path/to/posteriors --full    # more data sets and seeds: hours
 
 A row is a function of `benchmarks/guard/` that returns what it measured, its floor, and whether that holds; one that
-raises an error counts as failed, and the others go on. The references are those of `sbi_tasks`. Rows of seconds want a
-quiet machine. With --keep the table is written to `results/guard.md`, where the column "before" stays. Takes 25
-minutes.
+raises an error counts as failed, and the others go on. The references are posteriors of the tasks of
+`helpers/sbi_models`. Rows of seconds want a quiet machine. With --keep the table is written to `results/guard.md`,
+where the column "before" stays. Takes 25 minutes.
 """
 
 import importlib

@@ -19,11 +19,8 @@ import numpyro_kme as kme  # noqa: E402
 OURS = time.perf_counter()
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
 from numpyro.infer import MCMC, NUTS  # noqa: E402
-
-from numpyro_kme.simulators.gaussian_linear import gaussian_linear  # noqa: E402
 
 
 def end_and_range(rng_key, drift, scale):
@@ -54,12 +51,6 @@ def with_density(x):
     """The same by its exact density."""
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     numpyro.sample("x", dist.Normal(theta, 1.0).expand([1]).to_event(1), obs=x)
-
-
-def linear(x=None):
-    """Ten normal statistics of as many parameters."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([10]).to_event(1))
-    numpyro.sample("x", kme.Simulator(gaussian_linear, theta), obs=x)
 
 
 def seconds(function, *args, **kwargs):
@@ -132,19 +123,10 @@ def nuts():
     return found
 
 
-def given(path):
-    """1,000 posterior draws from simulations in a file, as `npe_worker` makes them."""
-    stored = np.load(path)
-    simulations = kme.Simulations.from_table(stored["theta"], stored["x"])
-    engine = kme.KELFI(linear, simulations=simulations, num_samples=1000, progress_bar=False)
-    engine.run(jax.random.key(0), x=stored["y"])
-    return {"mean": engine.get_samples()["theta"].mean(axis=0).tolist()}
-
-
 ENGINES = ("RejectionABC", "K2ABC", "KernelABC", "KernelBayes", "DistributionRegressionABC")
 ROWS = {row.__name__: row for row in (imports, kelfi, nuts)}
 ROWS |= {engine: weighting(engine) for engine in ENGINES}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(json.dumps(given(sys.argv[2]) if sys.argv[1] == "given" else ROWS[sys.argv[1]]()))
+    print(json.dumps(ROWS[sys.argv[1]]()))

@@ -100,15 +100,6 @@ def last_line(command, **settings):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def environment(name, *packages):
-    """The Python of a virtual environment with some packages, which is made at the first call."""
-    python = ROOT / "outputs" / "environments" / name / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
-    return python
-
-
 def table(header, rows):
     """A Markdown table; numbers to three digits, columns aligned for reading as plain text."""
     cells = [list(map(str, header)), *([_cell(value) for value in row] for row in rows)]
