@@ -48,7 +48,6 @@ def add(place: str, kind: str, call: Callable[[], Any], raises: str = "", **rest
 
 
 # --- simulators and models
-# ---------------------------------------------------------------------------------------------
 
 
 def shifted(rng_key, theta):
@@ -127,7 +126,6 @@ def bank_of(x, theta=THETA):
 
 
 # --- simulate
-# ----------------------------------------------------------------------------------------------------------
 
 
 def drawn(draw, number=3, prior=None, declared=BOX, **settings):
@@ -165,7 +163,6 @@ add("simulate", "bad policy", lambda: Retry(0), "`times` must be at least 1; got
 
 
 # --- KELFI
-# -------------------------------------------------------------------------------------------------------------
 
 
 def kelfi(model=CONJUGATE, x=X[0], **settings):
@@ -198,7 +195,9 @@ add("KELFI", "wrong type", lambda: kelfi(simulations=X), "`simulations` must be 
 
 
 # --- fit_likelihood
-# ----------------------------------------------------------------------------------------------------
+
+
+PUBLISHED, RESIDUAL = kme.KernelMeans(), kme.ResidualKernelMeans()
 
 
 def learnt(theta=THETA, x=X, y=X[0], **settings):
@@ -215,6 +214,11 @@ def published(**settings):
 
 def fitted():
     return kme.fit_likelihood(THETA, X, form=published())
+
+
+def by_form(theta=THETA, x=X, form=PUBLISHED, y=None):
+    surrogate = form.fit(theta, x)
+    return surrogate if y is None else surrogate.at(y).log_density(np.zeros(theta.shape[1]))
 
 
 def raising_kernel(a, b):
@@ -243,12 +247,32 @@ add("fit_likelihood", "bad prior", lambda: learnt(theta=0 * THETA), "All rows of
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "All 1 entries of")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.zeros(3), form=published()), r"shape .*\(3,\)")
 add("fit_likelihood", "wrong type", lambda: learnt(form="residual"), "`form` must be KernelMeans")
+add("published", "m = 1", lambda: by_form(THETA[:1], X[:1]), "at least 2 rows")
+add("published", "wrong shape", lambda: by_form(np.zeros((20_001, 1))), r"one row .* shapes \(20001, 1\) and")
+add("published", "wrong shape", lambda: by_form(x=X[:, 0]), "one row for each simulation")
+add("published", "wrong shape", lambda: by_form(x=np.ones((40, 2, 2))), "unless `data_kernel` compares other data")
+add("published", "NaN", lambda: by_form(x=spoilt(X, NAN)), r"nan at index \(3, 0\)")
+add("published", "infinite", lambda: by_form(spoilt(THETA, INF, 2)), r"inf at index \(2, 0\)")
+add("published", "constant", lambda: by_form(x=np.ones((40, 2))), "All 2 statistics are constant")
+add("published", "duplicates", lambda: by_form(THETA[FOURS], form=published(lam=1e-30)), "lam = 1e-30")
+add("published", "bad observation", lambda: by_form(form=published(), y=np.zeros(2)), r"`y` must have shape \(1,\)")
+add("published", "bad observation", lambda: by_form(form=published(), y=np.array([INF])), "not finite")
+add("published", BAD, lambda: kme.likelihoods.Tied(0.0), "`ratio` must be positive")
+add("published", BAD, lambda: kme.likelihoods.Tied(power=-1.0), "`power` must be finite and not negative; got -1.0")
+add("published", BAD, lambda: kme.likelihoods.Learner(tied=1e-3), r"`tied` must be Tied\(\) or None; got 0.001")
+add("residual", "wrong shape", lambda: by_form(x=X[:30], form=RESIDUAL), "one row for each simulation")
+add("residual", "m = 2", lambda: by_form(THETA[:5], X[:5], RESIDUAL), "at least 10 simulations")
+add("residual", "constant", lambda: by_form(x=np.ones((40, 2)), form=RESIDUAL), "constant over the 40 simulations")
+add("residual", "NaN", lambda: by_form(x=NAN * X, form=RESIDUAL), "not finite")
+add("residual", "bad observation", lambda: by_form(form=RESIDUAL, y=np.zeros(3)), r"must have shape \(1,\)")
+add("residual", "outliers", lambda: by_form(form=RESIDUAL, y=np.array([50.0])), warns="far outside all simulations")
+add("residual", BAD, lambda: kme.ResidualKernelMeans(num_inducing_points=0), "`num_inducing_points` must be at least 1")
+add("residual", BAD, lambda: kme.ResidualKernelMeans(num_inducing_points=2.5), "`num_inducing_points` must be a whole")
 add("fit_likelihood", BAD, lambda: kme.likelihoods.LeaveOneOut(floor=2.0), "`floor` must be between 0 and 1")
 add("fit_likelihood", BAD, lambda: kme.likelihoods.Learner(regularisation_bounds=(1.0, 0.1)), "must increase")
 
 
 # --- engines that weight simulations
-# -----------------------------------------------------------------------------------
 
 
 def abc(engine=kme.KernelABC, model=CONJUGATE, x=X[0], **settings):
@@ -283,11 +307,11 @@ add("weighted", BAD, lambda: kme.KernelBayes(CONJUGATE, delta=0.0), "`delta` mus
 add("weighted", BAD, lambda: kme.KernelBayes(CONJUGATE, tolerance=-1.0), "`tolerance` must be positive")
 add("weighted", "wrongly shaped", lambda: compared(lambda a, b: a - b), "The discrepancy must give one number")
 add("weighted", "NaN", lambda: compared(lambda a, b: NAN * a[0]), "`discrepancies` has 40 entries")
+add("weighted", "wrong type", lambda: kme.K2ABC(IID, regression_adjustment="loclinear"), "must be True or False")
 add("weighted", "wrong type", lambda: abc(simulations=X), "`simulations` must be a set of simulations")
 
 
 # --- what those engines call, as plain functions
-# -----------------------------------------------------------------------
 
 QUADRATIC, ON_SETS = kme.embeddings.Quadratic(WIDE), kernels.EmpiricalMeasure(WIDE, 1.0)
 ROWS_OF_SETS, WASSERSTEIN = SETS[..., None], kme.Wasserstein(1.0)
@@ -309,6 +333,18 @@ def recursive_step(theta=THETA, x=X, y=X[0], kernel=WIDE, number=20, **settings)
     return kme.abc.recursive_abc_step(KEY, kernel, theta, x, y, number, **settings)
 
 
+def constant_beside(rng_key, theta):
+    return jnp.stack([theta + jax.random.normal(rng_key), theta])
+
+
+def twice(rng_key, theta):
+    return shifted(rng_key, theta) * jnp.array([1.0, 3.0])
+
+
+def synthetic(fn=shifted, value=X[0]):
+    return kme.SyntheticLikelihood(fn, 0.3).log_prob(value)
+
+
 for kind, call, raises in [
     ("NaN", lambda: apart(spoilt(DATA[:, None], NAN)), "`observed` has 1 entries"),
     ("infinite", lambda: apart(sets=spoilt(ROWS_OF_SETS, INF)), "`simulated` has 20 entries"),
@@ -326,6 +362,12 @@ for kind, call, raises in [
     ("m = 0", lambda: kme.abc.soft_abc_weights([]), r"`discrepancies` must have shape \(m,\)"),
     (BAD, lambda: kme.abc.soft_abc_weights([1.0, 2.0], [1.0, 2.0]), r"`epsilon` must be one number; got sh"),
     ("constant", lambda: kme.abc.rejection_weights(np.ones(9)), ""),
+    (BAD, lambda: kme.abc.soft_abc_weights([0.0, 1.0], 0.0), "`epsilon` must be positive"),
+    (
+        "outliers",
+        lambda: kme.abc.rejection_weights([2.0, 3.0], threshold=1.0),
+        "all 2 .*least discrepancy is 2, the th",
+    ),
     (BAD, lambda: kme.abc.rejection_weights([1.0], quantile=[0.1, 0.2]), "`quantile` must be one number"),
     (BAD, lambda: kme.abc.rejection_weights([1.0], threshold=NAN), "`threshold` must be finite; got nan"),
     ("wrong type", lambda: kme.abc.rejection_weights([1.0], quantile="half"), "`quantile` must hold real numbers"),
@@ -340,6 +382,7 @@ for kind, call, raises in [
     ("m = 0", lambda: learnt_summary(ROWS_OF_SETS[:0], THETA[:0]), "`targets` must have at least 1 rows"),
     (BAD, lambda: learnt_summary(regularisation=1e-30), "Increase the regularisation"),
     ("wrong type", lambda: learnt_summary(kernel="sets"), "`kernel` must be a kernel on data sets"),
+    ("wrong shape", lambda: learnt_summary(ROWS_OF_SETS[:4]), "sets; got 4 and 40"),
     ("NaN", lambda: ridge_weights(spoilt(X, NAN)), "`inputs` has 1 entries"),
     ("outliers", lambda: ridge_weights(t=np.array([[1e30]])), ""),
     ("wrong shape", lambda: ridge_weights(t=np.zeros((3, 2))), r"same number of columns; got shapes \(3, 2\) and"),
@@ -349,15 +392,20 @@ for kind, call, raises in [
     ("NaN", lambda: recursive_step(y=np.array([NAN])), "`observed` has 1 entries"),
     ("constant", lambda: recursive_step(0 * THETA), "All points of `x` coincide"),
     ("wrong shape", lambda: recursive_step(y=np.zeros(3)), "must have the same number of columns"),
+    ("wrong shape", lambda: recursive_step(x=X[:30]), "as many rows; got 40 and 30"),
     ("m = 0", lambda: recursive_step(number=0), "`number` must be at least 1; got 0"),
     ("m = 1", lambda: recursive_step(THETA[:1], X[:1]), "`theta` must have at least 2 rows"),
     ("wrong type", lambda: recursive_step(kernel=None), "`kernel` must be a kernel on outputs"),
+    ("wrong shape", lambda: synthetic(value=np.zeros(3)), r"`value` must have shape \(..., \*\(1,\)\), .* got \(3,\)"),
+    ("wrong shape", lambda: synthetic(value=np.array(0.0)), r"as the simulator gives; got \(\)"),
+    ("NaN", lambda: synthetic(value=np.array([NAN])), "`value` has 1 entries that are not finite"),
+    ("constant", lambda: synthetic(constant_beside, np.zeros(2)), "numbers of the event are constant"),
+    ("duplicates", lambda: synthetic(twice, np.zeros(2)), "numbers of the event are constant, follow from one another"),
 ]:
     add("weighted", kind, call, raises)
 
 
 # --- posterior bootstrap
-# -----------------------------------------------------------------------------------------------
 
 
 def npl(model=IID, x=DATA, loss=None, **settings):
@@ -365,6 +413,9 @@ def npl(model=IID, x=DATA, loss=None, **settings):
     engine = kme.PosteriorBootstrap(model, loss, **settings)
     engine.run(KEY, x)
     return engine.get_samples()
+
+
+PREDICTS = kernels.CrossValidation(KEY)
 
 
 def raising_loss():
@@ -389,13 +440,14 @@ add("bootstrap", BAD, lambda: npl(num_nodes=100), "`num_nodes` must be a power o
 add("bootstrap", BAD, lambda: npl(prior_weight=-1.0), "`prior_weight` must be finite and not negative")
 add("bootstrap", BAD, lambda: npl(prior_draws=9), "`prior_draws` does nothing")
 add("bootstrap", BAD, lambda: npl(loss=kme.MMD(kernels.Linear(1.0))), "`kernel` must be bounded")
+add("bootstrap", BAD, lambda: npl(loss=kme.MMD(WIDE, length_scale=PREDICTS)), "Give `kernel` or `length_scale`")
+add("bootstrap", BAD, lambda: npl(loss=kme.MMD(length_scale=PREDICTS)), "asks what predicts the parameters best")
 add("bootstrap", BAD, lambda: npl(centering="prior"), "`centering` must be")
 add("bootstrap", "NaN", lambda: npl(model=plated(scalar_broken)), "finite", slow=True)
 add("bootstrap", "wrong type", lambda: npl(loss="mmd"), "`loss` must be")
 
 
 # --- kernels, embeddings, discrepancies
-# --------------------------------------------------------------------------------
 
 POINTS, OTHERS = RNG.normal(size=(6, 2)), RNG.normal(size=(5, 2))
 HOST = kernels.FromCallable(raising_kernel, host=True)
@@ -427,7 +479,6 @@ add("functions", "wrong shape", lambda: kme.embeddings.MeanEmbedding(WIDE, POINT
 
 
 # --- diagnostics
-# -------------------------------------------------------------------------------------------------------
 
 
 def foreign(x=X, y=X[0]):
@@ -472,7 +523,6 @@ add("diagnostics", "wrong type", lambda: diagnostics.calibrate(KEY, SURROGATE), 
 
 
 # --- handlers
-# ----------------------------------------------------------------------------------------------------------
 
 
 def density(model, likelihoods, x=X[0]):

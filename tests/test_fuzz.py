@@ -40,32 +40,14 @@ class Fuzz:
     def spoil(self, array):
         """The array, or in one case of three something wrong with it."""
         array, row = np.array(array), self.rng.integers(len(array))
-        match self.rng.integers(30):
-            case 0:
-                array[row] = np.nan
-            case 1:
-                array[row] = np.inf
-            case 2:
-                array[row] = 1e30
-            case 3:
-                array[:] = array[row]
-            case 4:
-                return array[:0]
-            case 5:
-                return array[:1]
-            case 6:
-                return array[..., None]
-            case 7:
-                return array.astype(str)
-            case 8:
-                return array.astype(complex)
-            case 9:
-                return array.astype(object)
-            case 10:
-                array[::2] = array[row]
-            case 11:
-                return array[:, :0] if array.ndim > 1 else array[:0]
-        return array
+        kind = self.rng.integers(30)
+        if kind < 3:
+            array[row] = (np.nan, np.inf, 1e30)[kind]
+        if kind in (3, 10):
+            array[:: 1 if kind == 3 else 2] = array[row]
+        shapes = {4: array[:0], 5: array[:1], 6: array[..., None], 11: array[:, :0] if array.ndim > 1 else array[:0]}
+        types = {7: str, 8: complex, 9: object}
+        return array.astype(types[kind]) if kind in types else shapes.get(kind, array)
 
     def points(self, n=8, dim=2):
         return self.spoil(self.rng.normal(size=(n, dim)))

@@ -1,12 +1,12 @@
 """Discrepancies of simulations from an observation, and whether it lies out of their distribution."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, door, numpy_function, shown
@@ -50,17 +50,13 @@ def discrepancies_to(
         "The points of the data sets of `simulated` and `observed` must be alike; got shapes "
         f"{x.shape[2:]} and {y.shape[1:]}.",
     )
-    if isinstance(discrepancy, Loss):
-        found = _losses(discrepancy, x, y)
-    elif isinstance(discrepancy, Estimator):
-        found = _estimates(discrepancy, x, y)
-    else:
-        try:
-            found = _called(discrepancy, x, y)
-        except Exception as error:
-            name = getattr(discrepancy, "__name__", type(discrepancy).__name__)
-            raise checks.explained(f"The discrepancy `{name}` failed: {error}") from error
-    found = np.asarray(found, np.float64)
+    try:
+        found = np.asarray(_called(discrepancy, x, y), np.float64)
+    except Exception as error:
+        if isinstance(discrepancy, Estimator | Loss):
+            raise
+        name = getattr(discrepancy, "__name__", type(discrepancy).__name__)
+        raise checks.explained(f"The discrepancy `{name}` failed: {error}") from error
     checks.require(
         found.shape == (len(x),),
         f"The discrepancy must give one number for a simulation and the observation; it gave shape {found.shape[1:]}.",
@@ -85,25 +81,15 @@ def check_discrepancy(given: Any) -> None:
     )
 
 
-def _called(function, x, y):
+def _called(discrepancy, x, y):
+    function = discrepancy.between if isinstance(discrepancy, Loss) else discrepancy
     try:
-        return _compiled(function, x, y)
+        return _compiled(function if isinstance(function, Estimator) else Partial(function), x, y)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
         return np.stack([np.asarray(function(one, y), np.float64) for one in x])
 
 
 @jax.jit
-def _estimates(estimator, x, y):
-    return jax.lax.map(lambda one: estimator(one, y), x)
-
-
-@partial(jax.jit, static_argnums=0)
-def _losses(loss, x, y):
-    equal = [jnp.full(len(sample), 1.0 / len(sample)) for sample in (x[0], y)]
-    return jax.lax.map(lambda one: loss.value(one, equal[0], y, equal[1]), x)
-
-
-@partial(jax.jit, static_argnums=0)
 def _compiled(function, x, y):
     return jax.lax.map(lambda one: jnp.asarray(function(one, y)), x)
 

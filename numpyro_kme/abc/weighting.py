@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import scipy
 from jax.typing import ArrayLike
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 from numpyro_kme._core import checks, door, in_jax_types, numpy_rng, shown, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
@@ -71,8 +71,7 @@ def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> 
     if epsilon is None:
         epsilon = _for_effective_size(distance, min(max(LEAST, ACCEPTED * len(distance)), 0.5 * len(distance)))
     checks.positive_number("epsilon", epsilon)
-    logs = -(distance - distance.min()) / epsilon
-    return SoftWeights(np.exp(logs - logsumexp(logs)), float(epsilon))
+    return SoftWeights(softmax((distance.min() - distance) / epsilon), float(epsilon))
 
 
 @door
@@ -307,11 +306,8 @@ def recursive_abc_step(
     )
     epsilon = 0.01 / np.sqrt(m) if regularisation is None else regularisation
     fitted = ConditionalMeanEmbedding.fit(kernel, points, epsilon, tolerance=tolerance)
-    name, advice = (
-        "Kernel recursive ABC",
-        "Start where the observation is reached, with more simulations or a wider kernel.",
-    )
-    weights = with_unit_sum(np.asarray(fitted.weights(y)[0], np.float64), name, advice)
+    advice = "Start where the observation is reached, with more simulations or a wider kernel."
+    weights = with_unit_sum(fitted.weights(y)[0], "Kernel recursive ABC", advice)
     on_theta, rng = Gaussian(median_heuristic(theta, ties=False)), numpy_rng(rng_key)
     near, steps = rng.integers(m, size=10 * number), rng.normal(size=(10 * number, theta.shape[1]))
     reach = float(np.asarray(on_theta.length_scale)) / np.sqrt(theta.shape[1])
@@ -321,7 +317,8 @@ def recursive_abc_step(
     places = effective_size(np.bincount(chosen))
     checks.require(
         bool(places >= 2.0),
-        f"{name}: the {number} points of an iteration have come together in {places:.1f} places. {advice}",
+        f"Kernel recursive ABC: the {number} points of an iteration have come together in {places:.1f} places. "
+        f"{advice}",
         checks.EffectiveSampleSizeError,
     )
     return candidates[chosen]

@@ -2,9 +2,7 @@
 
 import abc
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib.resources import files
 from math import prod
@@ -14,9 +12,9 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import jax
 import numpy as np
 
-from numpyro_kme._core import Card, checks, child, door, host, is_default, progress, short, shown, split
+from numpyro_kme._core import Card, checks, door, is_default, progress, short, shown, split
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.engines.posteriors import Outcome, Posteriors, rows_of
+from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
@@ -87,16 +85,16 @@ class Engine(abc.ABC, Generic[P]):
         """Raise an error for settings that this engine does not take; the constructor and `run` call it."""
         checks.instance("model", self.model, Callable, "a NumPyro model, a function")
 
+    def require_amortised(self) -> None:
+        """Raise an error where the last run serves one observation alone."""
+        self._last  # noqa: B018 (raises an error before `run`)
+
     def _settings(self) -> Self:
         """The engine as it is set now, checked, without what it found."""
         bare = copy.copy(self)
         bare._found = None
         bare.check_settings()
         return bare
-
-    def require_amortised(self) -> None:
-        """Raise an error where the last run serves one observation alone."""
-        self._last  # noqa: B018 (raises an error before `run`)
 
     @door
     def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
@@ -255,34 +253,6 @@ class SimulationEngine(Engine[P]):
         return method.posterior(rng_key, self._checked(observed_anew(method.problem, args, kwargs)))
 
 
-def each_outcome(
-    engine: Engine, rng_key: jax.Array, args: tuple, given: Sequence[Mapping[str, Any]]
-) -> Iterator[Outcome]:
-    """Condition an engine on each of some keyword arguments of the model; yields outcomes in their order."""
-
-    def one(number: int) -> Outcome:
-        found: Posterior | checks.EffectiveSampleSizeError
-        with progress.no_progress_bars(), checks.collected_warnings() as warned:
-            try:
-                found = engine.condition(child(rng_key, number), *args, **given[number])
-            except checks.EffectiveSampleSizeError as error:
-                found = error
-            except Exception as error:
-                error.add_note(f"This is of observation {number} of {len(given)}.")
-                raise
-        return found, tuple(warned)
-
-    host.keep_freed_memory()
-    threads = 1 if engine.method is None else host.processors()
-    with host.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
-        try:
-            for future in waiting:
-                yield future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
 def learn_success(
     problem: Problem, simulations: Simulations, coordinates: Mapping[str, Coordinates]
 ) -> dict[str, Success]:
@@ -305,15 +275,6 @@ def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, w
     checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
     checks.require(given is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
     checks.instance(name, given, kind | None, what)
-
-
-def check_weighting(engine: Any, **positive: float | None) -> None:
-    """Check the settings of engines that weight simulations: their number, and numbers that are positive if given."""
-    checks.instance("regression_adjustment", engine.regression_adjustment, bool, "True or False")
-    checks.whole("num_simulations", engine.num_simulations, 20, " Thousands are usual.")
-    for name, value in positive.items():
-        if value is not None:
-            checks.positive_number(name, value)
 
 
 def check_kernel(kernel: Any, rule: LengthScaleRule | None) -> None:

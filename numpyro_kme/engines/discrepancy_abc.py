@@ -8,12 +8,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from numpyro_kme._core import checks, frozen
-from numpyro_kme.abc import weighting
 from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
+from numpyro_kme.abc.weighting import (
+    RejectionWeights,
+    SoftWeights,
+    check_acceptance,
+    rejection_weights,
+    soft_abc_weights,
+)
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
-from numpyro_kme.engines.base import SimulationEngine, check_rule, check_weighting
+from numpyro_kme.engines.base import SimulationEngine, check_rule
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import WeightedPosterior, WeightingMethod
+from numpyro_kme.engines.weighting import WeightedPosterior, WeightingMethod, check_weighting
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, mad_or_sd
 from numpyro_kme.losses.base import Loss
@@ -64,7 +70,7 @@ class K2ABC(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self, epsilon=self.epsilon)
+        check_weighting(self.num_simulations, self.regression_adjustment, epsilon=self.epsilon)
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
         check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
 
@@ -75,7 +81,7 @@ class K2ABC(SimulationEngine[WeightedPosterior]):
             size >= 2,
             f"K2ABC compares data sets; the simulator gives one of {size} points. Put several draws under a plate.",
         )
-        how = partial(weighting.soft_abc_weights, epsilon=self.epsilon), self.estimator, self.length_scale
+        how = partial(soft_abc_weights, epsilon=self.epsilon), self.estimator, self.length_scale
         return DiscrepancyWeights(self, rng_key, problem, table, *how)
 
 
@@ -124,17 +130,19 @@ class RejectionABC(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self)
-        weighting.check_acceptance(self.quantile, self.threshold)
+        check_weighting(self.num_simulations, self.regression_adjustment)
+        check_acceptance(self.quantile, self.threshold)
         if self.discrepancy is not None:
             check_discrepancy(self.discrepancy)
         check_rule(self.length_scale, self.discrepancy, "discrepancy", object, "a discrepancy")
 
     def _fit(self, rng_key, problem, simulations):
         table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)
-        weights_of = partial(weighting.rejection_weights, quantile=self.quantile, threshold=self.threshold)
+        weights_of = partial(rejection_weights, quantile=self.quantile, threshold=self.threshold)
         if self.discrepancy is not None or self.length_scale is not None:
             table.require_rows("a discrepancy")
+            if self.length_scale is not None or isinstance(self.discrepancy, Estimator | Loss):
+                table.require_one_length("a discrepancy between data sets")
             how = weights_of, self.discrepancy, self.length_scale
             return DiscrepancyWeights(self, rng_key, problem, table, *how)
         checks.require(
@@ -156,7 +164,7 @@ class DistanceWeights(WeightingMethod):
         scale: Unit of each number: its median absolute deviation, its standard deviation where that is 0, or 1, `(d,)`.
     """
 
-    weights_of: Callable[[np.ndarray], weighting.SoftWeights | weighting.RejectionWeights]
+    weights_of: Callable[[np.ndarray], SoftWeights | RejectionWeights]
     scale: np.ndarray
 
     def weigh(self, observed, distances):  # noqa: D102
@@ -182,7 +190,7 @@ class DiscrepancyWeights(WeightingMethod):
 
     compared: ClassVar[int] = 30  # a discrepancy may be slow
 
-    weights_of: Callable[[np.ndarray], weighting.SoftWeights | weighting.RejectionWeights]
+    weights_of: Callable[[np.ndarray], SoftWeights | RejectionWeights]
     discrepancy: Estimator | Loss | Discrepancy | None
     length_scale: LengthScaleRule | None = None
 
@@ -211,6 +219,6 @@ class DiscrepancyWeights(WeightingMethod):
         return np.stack([discrepancies_to(one, x, discrepancy, ragged=self.table.ragged) for one in y])
 
 
-def _with_number(found: weighting.SoftWeights | weighting.RejectionWeights) -> tuple[np.ndarray, dict[str, Any]]:
+def _with_number(found: SoftWeights | RejectionWeights) -> tuple[np.ndarray, dict[str, Any]]:
     """Weights, and their width or threshold by its name."""
     return found.weights, {found._fields[1]: found[1]}

@@ -7,20 +7,29 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, child, in_jax_types, split
-from numpyro_kme.engines.base import SimulationEngine
-from numpyro_kme.engines.learnt_likelihoods import FromPosterior, FromVariance, LearntLikelihoods, Proposal, is_narrow
+from numpyro_kme._core import checks, child, in_jax_types, progress, split
+from numpyro_kme.engines.base import SimulationEngine, learn_success
+from numpyro_kme.engines.learnt_likelihoods import (
+    FromPosterior,
+    FromVariance,
+    LearntLikelihoods,
+    Proposal,
+    is_narrow,
+    prior_measure,
+    training,
+)
 from numpyro_kme.engines.learnt_model import joint_values
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, is_sure
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import FittedLikelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.learnt_statistics import FEWEST, OfStatistics, SelectedStatistics, Statistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.transformed import Recorded
+from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import SimulatedMissing
 
@@ -106,7 +115,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         )
         checks.require(
             self.store is None or number == 1,
-            f"`store` keeps prior draws: leave it out, or make one round; got num_rounds={self.num_rounds}.",
+            "`store` keeps simulations from the prior: leave it out, or make one round; got "
+            f"num_rounds={self.num_rounds}.",
         )
         what = "SemiAutomaticStatistics(...) or SelectedStatistics(...), or a mapping from sites to these"
         for one in self.statistics.values() if isinstance(self.statistics, Mapping) else [self.statistics]:
@@ -148,7 +158,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
             own is None or not (found.censored or gaps),
             f"The observation at {site!r} has {found.missing} entries that are NaN, not observed, of which "
             f"{found.censored} are known to lie in intervals, and `statistics` are learnt from whole outputs. "
-            "Leave `statistics` out, let the simulator return what was observed, or use SelectedStatistics for NaN.",
+            "Leave `statistics` out for this site, let the simulator return what was observed, or use "
+            "SelectedStatistics, which takes NaN and no intervals.",
         )
         if not simulator.ragged:
             form = form if self.missing is None else Recorded(form or ResidualKernelMeans())
@@ -157,7 +168,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         checks.require(
             self.missing is None and own is None,
             f"The outputs of site {site!r} are of any length (ragged=True): NaN behind their end is not a missing "
-            f"entry, nor are `statistics` learnt of it. Leave both out, and pass {kernels}for series.",
+            f"entry, and `statistics` are learnt from outputs of one length. Leave `missing` and `statistics` out, and "
+            f"pass {kernels}for series.",
         )
         kernel = form.kernel if isinstance(form, KernelStatistics) else None
         kernel = form.data_kernel if isinstance(form, KernelMeans) else kernel
@@ -172,7 +184,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         checks.require(
             isinstance(form, KernelStatistics) or isinstance(kernel, WithLength),
             f"The data kernel of site {site!r}, {type(kernel).__name__}, does not compare how long outputs are "
-            "(ragged=True): the posterior averages over lengths. Pass data_kernel=kernels.WithLength(kernel, 0.5).",
+            "(ragged=True): the posterior would be an average over lengths. Pass data_kernel=kernels.WithLength("
+            "kernel, 0.5).",
         )
         return form
 
@@ -246,11 +259,28 @@ class KELFI(SimulationEngine[LearntPosterior]):
 
     def _relearnt(self, fit_key, draw_key, before: LearntLikelihoods, problem: Problem, further):
         """Learn from further simulations too, and draw again."""
-        learnt = LearntLikelihoods.learn(self, fit_key, problem, before.simulations.joined(further), before)
+        learnt = self._fit(fit_key, problem, before.simulations.joined(further), before)
         return learnt, learnt.draw(draw_key, problem)
 
-    def _fit(self, rng_key, problem, simulations):
-        return LearntLikelihoods.learn(self, rng_key, problem, simulations)
+    def _fit(self, rng_key, problem, simulations, before: LearntLikelihoods | None = None):
+        likelihoods, measures, made = {}, {}, [len(simulations)]
+        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
+            for site in problem.observations:
+                theta, x, form, further = training(self, rng_key, problem, site, simulations)
+                first = before.likelihoods[site].coordinates if before else None
+                coordinates = (first or Coordinates.from_prior(rng_key, problem, site)).covering(theta)
+                known = before if before and coordinates is first else None
+                measures[site] = known.measures[site] if known else prior_measure(rng_key, problem, site, coordinates)
+                how = {"coordinates": coordinates, "measure": measures[site], **further}
+                fitted = fit_likelihood(theta, x, form=form, standard_errors=False, **how)
+                fitted = replace(fitted, near=simulations.near.get(site))
+                likelihoods[site] = fitted.after(known.likelihoods[site]) if known else fitted
+        found = {site: fitted.coordinates for site, fitted in likelihoods.items()}
+        for site, success in learn_success(problem, simulations, found).items():
+            likelihoods[site] = replace(likelihoods[site], success=success)
+        if before:
+            made = [*before.made, len(simulations) - len(before.simulations)]
+        return LearntLikelihoods(self, problem, simulations, likelihoods, measures, tuple(made))
 
     def _checked(self, problem):
         if self.missing is not None:  # NaN in the observation is what it says, and not what was not observed

@@ -10,9 +10,15 @@ from numpyro_kme._core import checks, frozen, in_jax_types, split
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines.base import SimulationEngine, check_kernel, check_weighting, learn_success
+from numpyro_kme.engines.base import SimulationEngine, check_kernel, learn_success
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import SignedWeights, WeightedPosterior, WeightingMethod, squared_distances
+from numpyro_kme.engines.weighting import (
+    SignedWeights,
+    WeightedPosterior,
+    WeightingMethod,
+    check_weighting,
+    squared_distances,
+)
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, log_lengths
@@ -70,7 +76,7 @@ class KernelABC(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self, regularisation=self.regularisation)
+        check_weighting(self.num_simulations, self.regression_adjustment, regularisation=self.regularisation)
         checks.positive_number("tolerance", self.tolerance)
         check_kernel(self.kernel, self.length_scale)
 
@@ -131,7 +137,10 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
     """
 
     paper = "fukumizu2013kernel"
-    advice = "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale."
+    advice = (
+        "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the "
+        "kernels."
+    )
 
     prior: Mapping[str, Any] | None = None
     kernel: Kernel | KernelRule | None = None
@@ -145,7 +154,8 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self, regularisation=self.regularisation, delta=self.delta)
+        positive = {"regularisation": self.regularisation, "delta": self.delta}
+        check_weighting(self.num_simulations, self.regression_adjustment, **positive)
         checks.positive_number("tolerance", self.tolerance)
         check_kernel(self.kernel, self.length_scale)
         if self.num_folds is not None:
@@ -255,7 +265,7 @@ class DistributionRegressionABC(SimulationEngine[WeightedPosterior]):
     def check_settings(self):  # noqa: D102
         super().check_settings()
         positive = {name: getattr(self, name) for name in ("regularisation", "epsilon", "tolerance")}
-        check_weighting(self, **positive)
+        check_weighting(self.num_simulations, self.regression_adjustment, **positive)
         check_kernel(self.kernel, self.length_scale)
 
     def _fit(self, rng_key, problem, simulations):

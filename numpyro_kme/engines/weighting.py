@@ -97,7 +97,8 @@ class WeightedPosterior(Posterior):
         latents = {name: self.sites[name] for name in problem.latents}
         checks.require(
             len(problem.discrete) in (0, len(latents)),
-            f"The mode is a point between simulations, and {list(problem.discrete)} are discrete. Use `get_weights`.",
+            f"The mode of the embedding is a point between simulations, and {list(problem.discrete)} are discrete. Use "
+            "`get_weights` or the draws.",
         )
         if problem.discrete:
             _, first, group = np.unique(ravel(latents, 1), axis=0, return_index=True, return_inverse=True)
@@ -292,6 +293,15 @@ def squared_distances(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarra
     return own - 2.0 * np.asarray(kernel.gram(y, x))
 
 
+def check_weighting(num_simulations: int, regression_adjustment: bool, **positive: float | None) -> None:
+    """Check the settings of engines that weight simulations: their number, and numbers that are positive if given."""
+    checks.instance("regression_adjustment", regression_adjustment, bool, "True or False")
+    checks.whole("num_simulations", num_simulations, 20, " Thousands are usual.")
+    for name, value in positive.items():
+        if value is not None:
+            checks.positive_number(name, value)
+
+
 def warn_if_far(name: str, distances: np.ndarray, between: np.ndarray) -> bool:
     """Warn of an observation that lies away from all simulations, which no effective sample size sees."""
     far = out_of_distribution_check(distances, between)
@@ -315,7 +325,8 @@ def warn_if_coarse(name: str, found: RegressionAdjustment, signed: bool) -> None
         checks.warn(
             f"{name}: the posterior is {'coarse' if left[d] < MOST else 'too narrow, by its signed weights'}. Among "
             f"the simulations near the observation, a regression on the outputs moves a mean by {shift[d]:.2g} of its "
-            f"sd, and leaves {left[d]:.2g} of that. Use `regression_adjustment=True`, or more simulations."
+            f"standard deviation, and leaves {left[d]:.2g} of that. Use `regression_adjustment=True`, or more "
+            "simulations."
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -81,12 +82,13 @@ class LikelihoodAt(abc.ABC):
     broadcasts against those of the points.
     """
 
-    @abc.abstractmethod
     def signed_log(self, z: Any) -> SignedLog:
-        """Sign and log absolute value of `q(y | z)` at points `(..., D)`.
+        """Sign and log absolute value of `q(y | z)` at points `(..., D)`; here 1 and `log_density`, of a density.
 
         `q` may be negative for a finite number of simulations; it is handed out as it is.
         """
+        value = self.log_density(z)
+        return namespace(value).ones_like(value), value
 
     @abc.abstractmethod
     def log_density(self, z: Any) -> Any:
@@ -218,6 +220,20 @@ class Surrogate(Recomputed, abc.ABC):
 
     def require_density(self) -> None:
         """Raise where `q(y | z)` is not a density in `y`, so that marginals and predictions mean nothing."""
+
+
+def simulated(z: ArrayLike, x: Any) -> tuple[np.ndarray, Any]:
+    """Coordinates `(m, D)` and raw statistics `(m, n)`, or a pytree of `m` data points, on the host, checked."""
+    checks.table("z", z, min_rows=2)
+    z, x = np.array(z, np.float64), jax.tree.map(np.array, x)
+    if isinstance(x, np.ndarray):
+        x = x.astype(np.float64)
+        checks.require(
+            x.ndim >= 2 and len(x) == len(z),
+            f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}.",
+        )
+        checks.sound("x", x, "Leave out the simulations that failed.")
+    return z, x
 
 
 class Form(abc.ABC):

@@ -69,15 +69,6 @@ class Region:
         return inside + step * xp.tanh((z - inside) / step)
 
 
-def log_nearest_quantile(log_gram: np.ndarray) -> float:
-    """First percentile, over simulations, of the log data kernel at the nearest other one, relative to itself.
-
-    Args:
-        log_gram: `(m, m)`, `log k(x_i, x_k)` in row `i` and column `k`.
-    """
-    return np.quantile(np.max(without_diagonal(log_gram), axis=1) - np.diagonal(log_gram), 0.01)
-
-
 def without_diagonal(log_gram: np.ndarray) -> np.ndarray:
     """Logarithms `(m, m)` with `-inf` on the diagonal: no simulation counts for itself."""
     return np.where(np.eye(len(log_gram), dtype=bool), -np.inf, log_gram)
@@ -88,15 +79,15 @@ def warn_if_out_of_distribution(
 ) -> None:
     """Warn if the observation is much further from every simulation than simulations are from each other.
 
-    In squared distances: further than nine more than twice the usual one, `log_nearest_quantile`; or, in any one
-    statistic, further outside the simulated range than a quarter of it, on the standardised scale.
+    In squared distances: further than nine more than twice the usual one; or, in any one statistic, further outside the
+    simulated range than a quarter of it, on the standardised scale.
 
     Args:
         transform: Raw statistics to standardised ones; without, single statistics are not looked at.
         data: Standardised statistics of the simulations, or their extremes, `(..., n)`.
         y: The observation.
         log_nearest: Log data kernel at the simulation nearest to the observation, relative to the observation itself.
-        usual: `log_nearest_quantile` of the simulations.
+        usual: That of 99 % of the simulations is larger, at the nearest other one.
     """
     advice = (
         "The posterior there rests on no simulation: check the simulator, the prior and units. More simulations help "

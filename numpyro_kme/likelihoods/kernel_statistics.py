@@ -7,8 +7,7 @@ length is a statistic before the others: the mean of 20 rows scatters three time
 """
 
 import math
-from dataclasses import field, replace
-from typing import Any
+from dataclasses import field
 
 import numpy as np
 
@@ -18,12 +17,12 @@ from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.kernels.length_scales import KernelRule
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.learnt_statistics import Again, LearntStatistics, StatisticsSurrogate
+from numpyro_kme.likelihoods.learnt_statistics import Learnt, LearntStatistics, OfLearnt
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
 @frozen
-class KernelStatistics(Form):
+class KernelStatistics(OfLearnt):
     """Settings of the likelihood of statistics that a kernel on whole outputs gives.
 
     Args:
@@ -47,17 +46,12 @@ class KernelStatistics(Form):
         checks.instance("kernel", self.kernel, Kernel | KernelRule, what)
         checks.instance("form", self.form, Form, "a form of the likelihood, such as ResidualKernelMeans()")
 
-    def points(self, x: Any) -> Any:
-        """Outputs as they are."""
-        return x
-
-    def fit(self, z, x, *, measure=None, y=None) -> StatisticsSurrogate:
-        """Implement `Form.fit`, of outputs `(m, *event)`, which end before their last row where NaN stands behind them.
+    def learn(self, z, x, y):
+        """Implement `OfLearnt.learn`, of outputs which end before their last row where NaN stands behind them.
 
         Rows of `y` that are not whole, before its end, are left out of `x`, too. Where the outputs are of several
         lengths, the logarithm of the length is a statistic before the others, which are learnt given it.
         """
-        z, x = np.asarray(z), np.asarray(x, np.float64)
         gaps = () if y is None or x.ndim < 2 else gaps_of(np.reshape(y, x.shape[1:]))
         event_shape, x = x.shape[1:], without(x, gaps)
         size = lengths(x) if x.ndim > 1 else np.ones(len(x), int)
@@ -69,14 +63,7 @@ class KernelStatistics(Form):
         regression = DistributionRegression.fit_best(kernels, x, z, self.regularisation)
         ends, table = (int(size.min()), int(size.max())), np.asarray(regression.held_out)
         table = table if ends[0] == ends[1] else np.concatenate([np.log(size)[:, None], table], axis=1)
-        statistics = KernelRegressed(regression, event_shape, ends, gaps)
-        inner = self.form.fit(z, table)
-        return StatisticsSurrogate(statistics, inner.named(statistics.names), table)
-
-    def again(self, learnt, z, x, rows, *, measure=None, y=None) -> StatisticsSurrogate:
-        """Implement `Form.again`: statistics are learnt again, too."""
-        form = Again(self.form, learnt.inner, learnt.simulated.shape[1])
-        return replace(self, form=form).fit(np.asarray(z)[rows], np.asarray(x)[rows], measure=measure, y=y)
+        return Learnt(KernelRegressed(regression, event_shape, ends, gaps), table)
 
 
 def gaps_of(y: np.ndarray) -> tuple[int, ...]:

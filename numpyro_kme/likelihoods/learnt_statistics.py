@@ -93,8 +93,42 @@ class Statistics(abc.ABC):
         """Learn from enough simulations."""
 
 
+class OfLearnt(Form):
+    """Settings of the likelihood of statistics that are learnt from the same simulations: an author writes `learn`.
+
+    Attributes:
+        form: Of the likelihood of the statistics.
+    """
+
+    form: Form
+
+    @abc.abstractmethod
+    def learn(self, z: np.ndarray, x: np.ndarray, y: Any) -> Learnt:
+        """Learn statistics from raw outputs `(m, *event)`, for an observation where it is known."""
+
+    def points(self, x: Any) -> Any:
+        """Outputs as they are."""
+        return x
+
+    def fit(self, z, x, *, measure=None, y=None, before: "StatisticsSurrogate | None" = None) -> "StatisticsSurrogate":
+        """Implement `Form.fit`, of raw outputs `(m, *event)`; after what was learnt `before`, of as many statistics."""
+        checks.concrete(z=z, x=x, y=y)
+        checks.table("z", z)
+        statistics, table = self.learn(np.asarray(z, np.float64), np.asarray(x, np.float64), y)
+        seen = None if y is None else statistics(np.asarray(y, np.float64).reshape(1, -1))[0]
+        if before is None or before.simulated.shape[1] != table.shape[1]:
+            inner = self.form.fit(z, table, measure=measure, y=seen)
+        else:
+            inner = self.form.again(before.inner, z, table, np.arange(len(z)), measure=measure, y=seen)
+        return StatisticsSurrogate(statistics, inner.named(statistics.names), table)
+
+    def again(self, learnt, z, x, rows, *, measure=None, y=None) -> "StatisticsSurrogate":
+        """Implement `Form.again`: statistics are learnt again, too."""
+        return self.fit(z[rows], x[rows], measure=measure, y=y, before=learnt)
+
+
 @frozen
-class OfStatistics(Form):
+class OfStatistics(OfLearnt):
     r"""Settings of the likelihood $q(s(y) \mid \theta)$ of statistics that are learnt from the same simulations.
 
     Args:
@@ -109,45 +143,9 @@ class OfStatistics(Form):
 
     fewest = FEWEST
 
-    def points(self, x: Any) -> Any:
-        """Outputs as they are."""
-        return x
-
-    def fit(self, z, x, *, measure=None, y=None) -> "StatisticsSurrogate":
-        """Implement `Form.fit`, of raw outputs `(m, *event)`."""
-        checks.concrete(z=z, x=x, y=y)
-        checks.table("z", z)
-        names = self.names or tuple(map(str, range(np.shape(z)[1])))
-        learnt = self.statistics.fit(np.asarray(z, np.float64), np.asarray(x, np.float64), names)
-        seen = None if y is None else learnt.statistics(np.asarray(y, np.float64)[None])[0]
-        inner = self.form.fit(z, learnt.simulated, measure=measure, y=seen)
-        return StatisticsSurrogate(learnt.statistics, inner.named(learnt.statistics.names), learnt.simulated)
-
-    def again(self, learnt, z, x, rows, *, measure=None, y=None) -> "StatisticsSurrogate":
-        """Implement `Form.again`: statistics are learnt again, too."""
-        form = Again(self.form, learnt.inner, learnt.simulated.shape[1])
-        return replace(self, form=form).fit(z[rows], x[rows], measure=measure, y=y)
-
-
-@frozen
-class Again(Form):
-    """Settings of a likelihood that is learnt again (`Form.again`), of statistics that were learnt again.
-
-    Attributes:
-        form: The settings of the first time.
-        learnt: What was learnt then, of so many statistics.
-        number: How many.
-    """
-
-    form: Form
-    learnt: Surrogate
-    number: int
-
-    def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
-        """Implement `Form.fit`; anew where other statistics than then were chosen."""
-        if x.shape[1] != self.number:
-            return self.form.fit(z, x, measure=measure, y=y)
-        return self.form.again(self.learnt, z, x, np.arange(len(z)), measure=measure, y=y)
+    def learn(self, z, x, y):
+        """Implement `OfLearnt.learn`."""
+        return self.statistics.fit(z, x, self.names or tuple(map(str, range(z.shape[1]))))
 
 
 @register
@@ -182,10 +180,6 @@ class StatisticsSurrogate(TransformedSurrogate):
     def _marginal(self, seen, last):
         """Keep the statistics that are known."""
         return replace(self, inner=self.inner.marginal(self.statistics.seen(seen)))
-
-    def informativeness(self) -> tuple[str, np.ndarray]:
-        """Implement `Surrogate.informativeness`, of the statistics."""
-        return self.inner.informativeness()
 
     def describe(self):
         """Implement `Surrogate.describe`, of the statistics."""

@@ -145,10 +145,6 @@ class KernelMeansPosterior:
         weights = particles.positive_weights if positive else particles.weights
         return np.tensordot(weights, np.asarray(jax.vmap(function)(particles.particles), np.float64), axes=1)
 
-    def negative_proportion(self) -> float:
-        """Share of the negative part in the integral of the absolute posterior; a few percent do no harm."""
-        return self._particles.negative_proportion
-
     def weighted_particles(self, rng_key: jax.Array, n: int) -> WeightedParticles:
         """Particles that cover the posterior, with signed weights, by adaptive importance sampling."""
         checks.key(rng_key)

@@ -126,10 +126,7 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bound
         part = fitted.surrogate.at_rows(data, len(lead)) if lead else fitted.at(data)
         return PreparedLikelihood((part,), data, True, lead, success=fitted.success)
     mask = mask if np.shape(mask) == lead else True
-    rows, whole = (
-        data.reshape(-1, *fitted.event_shape),
-        PreparedLikelihood((), data, mask, lead, success=fitted.success),
-    )
+    rows, whole = data.reshape(-1, *fitted.event_shape), PreparedLikelihood((), data, mask, lead, (), fitted.success)
     counts = np.broadcast_to(np.ravel(mask), len(rows))
     missing = np.isnan(rows.reshape(len(rows), -1))
     if not missing.any():
@@ -146,11 +143,8 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bound
         "the posterior is the prior.",
     )
 
-    def marginal(pattern):
-        return fitted.marginal(pattern.reshape(fitted.event_shape))
-
     if len(np.unique(seen[counts], axis=0)) == 1 and not inside.any():
-        return replace(whole, parts=(_checked(marginal(seen[counts][0]), rows, counts, lead),))
+        return replace(whole, parts=(_checked(fitted.marginal(seen[counts][0]), rows, counts, lead),))
     tells = seen.any(axis=1) | (counts & records)  # whether there is anything but intervals
     patterns, of_row = np.unique(np.column_stack([seen + 2 * inside, tells]), axis=0, return_inverse=True)
     parts, owned = [], []
@@ -161,7 +155,7 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bound
             checks.sound("value", flat[:, pattern == 1])
             parts.append(fitted.surrogate.within(flat, *ends[:, own]))
         elif told:
-            parts.append(_checked(marginal(pattern == 1), rows[own], np.ones(len(own), bool), (len(own),)))
+            parts.append(_checked(fitted.marginal(pattern == 1), rows[own], np.ones(len(own), bool), (len(own),)))
         else:
             parts.append(NothingObserved(np.zeros(len(own))))
         owned.append(tuple(own.tolist()))
@@ -194,11 +188,6 @@ class NothingObserved(LikelihoodAt):
     """
 
     data: Any
-
-    def signed_log(self, z):
-        """Sign 1 and log 0."""
-        value = self.log_density(z)
-        return value + 1.0, value
 
     def log_density(self, z):
         """0."""

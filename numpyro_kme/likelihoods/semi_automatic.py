@@ -7,6 +7,7 @@ from itertools import combinations_with_replacement, pairwise
 from typing import Any
 
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, frozen
@@ -278,14 +279,9 @@ def _standardised(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 def _low_frequencies(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """Coefficients of orthonormal cosines of the lowest frequencies along all ordered axes."""
+    most = LOW_FREQUENCIES if len(axes) == 1 else LOW_FREQUENCIES // 2
     for axis in axes:
-        n = x.shape[axis]
-        order = np.arange(min(LOW_FREQUENCIES if len(axes) == 1 else LOW_FREQUENCIES // 2, n))
-        waves = (
-            np.cos(np.pi * np.outer(order, np.arange(n) + 0.5) / n)
-            * np.sqrt(np.where(order > 0, 2.0, 1.0) / n)[:, None]
-        )
-        x = np.moveaxis(np.tensordot(x, waves, axes=(axis, 1)), -1, axis)
+        x = np.take(scipy.fft.dct(x, axis=axis, norm="ortho"), np.arange(min(most, x.shape[axis])), axis)
     return x.reshape(len(x), -1)
 
 

@@ -69,6 +69,10 @@ class TransformedSurrogate(Surrogate):
         self.require_possible(np.asarray(rows, np.float64).reshape(lead, -1))
         return self.inner.at_rows(s, axes)
 
+    def informativeness(self) -> tuple[str, np.ndarray]:
+        """Implement `Surrogate.informativeness`, of `s`."""
+        return self.inner.informativeness()
+
     def variance(self, z):
         """Variance of the inner surrogate."""
         return self.inner.variance(z)

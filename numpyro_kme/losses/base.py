@@ -101,6 +101,10 @@ class Loss:
         """
         raise checks.explained(f"{type(self).__name__} must implement `value(x, w, y, v)`.", NotImplementedError)
 
+    def between(self, x: Any, y: Any) -> jax.Array:
+        """Discrepancy of samples whose points have equal weights."""
+        return self.value(x, jnp.full(len(x), 1.0 / len(x)), y, jnp.full(len(y), 1.0 / len(y)))
+
     def of_model(self, x: Any, w: ArrayLike, family: Family, u: ArrayLike, nodes: Nodes) -> jax.Array:
         """Discrepancy of weighted data and the model at `u`, without `offset`; traceable."""
         return self.value(x, w, family.points(u, nodes), family.weights(nodes, w))

@@ -150,7 +150,7 @@ class MMD(Loss):
 
     def embedding(self, data, simulated, max_rank):
         """Features of the kernel by pivots among data and simulations."""
-        data, simulated = (jax.tree.map(_float64, vectors(points)) for points in (data, simulated))
+        data, simulated = jax.tree.map(partial(np.asarray, dtype=np.float64), (vectors(data), vectors(simulated)))
         together = jax.tree.map(lambda *leaves: np.concatenate(leaves), data, simulated)
         factor = LowRank.fit(self._kernel(data), together, tolerance=TOLERANCE, max_rank=max_rank)
         return KernelEmbedding(data, factor, factor.values[: num_points(data)])
@@ -243,11 +243,6 @@ def gaussian_by(rule: LengthScaleRule, data: Any) -> Gaussian:
     )
     scale = np.asarray(rule(vectors(data)))
     return Gaussian(scale.reshape(()) if scale.size == 1 else scale)
-
-
-def _float64(leaf: Any) -> np.ndarray:
-    leaf = np.asarray(leaf)
-    return leaf.astype(np.float64) if leaf.dtype.kind in "fiub" else leaf
 
 
 def _require_bounded(kernel: Kernel, points: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from scipy import special
 
 from numpyro_kme._core import Array, checks, child, numpy_function, numpy_rng, saveable, shown, split
 from numpyro_kme.embeddings.measures import Measure, Points
@@ -63,10 +64,6 @@ class WeightedParticles:
         """Share of the negative weights in the sum of absolute weights."""
         weights = np.asarray(self.weights)
         return float(np.sum(np.maximum(-weights, 0.0)) / np.sum(np.abs(weights)))
-
-    def resample(self, rng_key: jax.Array, n: int) -> np.ndarray:
-        """`n` equally weighted particles of the positive part, by systematic resampling, in random order, `(n, D)`."""
-        return np.asarray(self.particles)[systematic_shuffled(rng_key, self.positive_weights, n)]
 
 
 @numpy_function
@@ -296,11 +293,8 @@ class StandardErrors:
         cls, log_ratios: np.ndarray, shares: Sequence[float], effective_size: float, latents: np.ndarray
     ) -> "StandardErrors":
         """From log ratios of other likelihoods to that of the draws, `(h, n)`, and the latents, `(n, k)`."""
-        peak = log_ratios.max(axis=1, keepdims=True)
-        ratios = np.exp(log_ratios - peak)
-        means = ratios.mean(axis=1)
-        weights, logs = ratios / (len(latents) * means[:, None]), peak[:, 0] + np.log(means)
-        bare = cls(weights, logs, np.array(shares), effective_size, np.zeros(2))
+        logs = special.logsumexp(log_ratios, axis=1) - np.log(len(latents))
+        bare = cls(special.softmax(log_ratios, axis=1), logs, np.array(shares), effective_size, np.zeros(2))
         varies = deviations(latents) > 0.0
         return replace(bare, typical=bare._squares(latents[:, varies]).mean(axis=1)) if varies.any() else bare
 

@@ -11,7 +11,7 @@ from conjugate import conjugate, iid
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
-from numpyro_kme.kernels import EmpiricalMeasure, Gaussian
+from numpyro_kme.kernels import Gaussian
 
 KEY = jax.random.key(0)
 
@@ -247,29 +247,3 @@ def warnings_of(engine, y):
 
 def distance_of_means(a, b):
     return jnp.abs(jnp.mean(a) - jnp.mean(b))
-
-
-@pytest.mark.parametrize(
-    "call, error, message",
-    [
-        (lambda: kme.abc.soft_abc_weights([0.0, 1.0], 0.0), ValueError, "`epsilon` must be positive"),
-        (
-            lambda: kme.abc.rejection_weights([2.0, 3.0], threshold=1.0),
-            RuntimeError,
-            "all 2 simulations are zero: the least discrepancy is 2, the threshold 1",
-        ),
-        (lambda: learnt(EmpiricalMeasure(Gaussian(1.0), 1.0), np.zeros((4, 3, 1))), ValueError, "sets; got 4 and 9"),
-        (
-            lambda: kme.abc.recursive_abc_step(KEY, Gaussian(1.0), np.zeros((4, 1)), np.zeros((3, 1)), np.zeros(1), 4),
-            ValueError,
-            "as many rows; got 4 and 3",
-        ),
-    ],
-)
-def test_bad_input_raises(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-def learnt(kernel, x):
-    return kme.abc.DistributionRegression.fit(kernel, x, np.zeros((9, 1)))

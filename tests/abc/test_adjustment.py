@@ -162,11 +162,6 @@ def test_constraints_are_kept():
     np.testing.assert_allclose((found["scale"][:, None] * found["shares"]).mean(axis=0), [0.05, 0.6, 0.4], atol=0.05)
 
 
-def test_it_is_yes_or_no():
-    with pytest.raises(TypeError, match="`regression_adjustment` must be True or False"):
-        kme.K2ABC(location, regression_adjustment="loclinear")
-
-
 def arrived(rng_key, rate):
     """Whether something has happened at a time of one: 0 with the probability of a Poisson count."""
     return (jax.random.exponential(rng_key) < rate).astype(int)

@@ -163,30 +163,6 @@ def test_constant_statistics():
         surrogate.at(np.array([Y[0], 8.0, *Y[1:]]))
 
 
-@pytest.mark.parametrize(
-    ("act", "sentence"),
-    [
-        (lambda s: KernelMeans().fit(Z[:1], X[:1]), "at least 2 rows"),
-        (
-            lambda s: KernelMeans().fit(np.zeros((20_001, 1)), X),
-            r"one row for each simulation; got shapes \(20001, 1\)",
-        ),
-        (lambda s: KernelMeans().fit(Z[:0], X[:0]), "at least 2 rows"),
-        (lambda s: KernelMeans().fit(Z, X[:-1]), "one row for each simulation"),
-        (lambda s: KernelMeans().fit(Z, X[:, 0]), "one row for each simulation"),
-        (lambda s: KernelMeans().fit(Z, np.where(X[3, 1] == X, np.nan, X)), r"nan at index \(3, 1\)"),
-        (lambda s: KernelMeans().fit(np.where(Z[2, 0] == Z, np.inf, Z), X), r"inf at index \(2, 0\)"),
-        (lambda s: KernelMeans().fit(Z, np.ones((M, 2))), "All 2 statistics are constant"),
-        (lambda s: KernelMeans().fit(Z, np.ones((M, 2, 2))), "unless `data_kernel` compares other data"),
-        (lambda s: s.at(Y[:2]), r"`y` must have shape \(3,\)"),
-        (lambda s: s.at(np.array([0.0, np.inf, 0.0])), "not finite"),
-    ],
-)
-def test_bad_input(surrogate, act, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        act(surrogate)
-
-
 def test_inside_scan(surrogate):
     """NumPyro stacks what the distributions of the steps hold: log densities are those of each step."""
     x = np.linspace(-1.0, 1.0, 20)[:, None]
@@ -199,12 +175,6 @@ def test_inside_scan(surrogate):
     with jax.numpy_rank_promotion("allow"):
         found = handlers.trace(handlers.seed(model, 0)).get_trace()["y"]["fn"].log_prob(y)
     np.testing.assert_allclose(found, likelihood(theta).log_prob(y), rtol=1e-5, atol=1e-6)
-
-
-def test_unfactorisable_matrix():
-    hyper = Hyperparameters(Gaussian(100.0), Gaussian(1.0), 1e-30)
-    with pytest.raises(np.linalg.LinAlgError, match="lam = 1e-30"):
-        KernelMeans(hyperparameters=hyper).fit(Z, X)
 
 
 @pytest.mark.x64

@@ -164,8 +164,3 @@ def test_learns_a_prior(fitted):
     learnt = learn_normal(fitted.at(y), start)
     before, after = (KernelMeansPosterior(fitted, y, measure).log_marginal()[1] for measure in (start, learnt))
     assert after > before and abs(learnt.means[0, 0] - 1.1) < 0.4 and 0.04 <= learnt.covariances[0, 0, 0] < 0.6
-
-
-def test_bad_floor():
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        LeaveOneOut(0.0)

@@ -92,12 +92,8 @@ def test_weighted_particles_agree_with_closed_forms(case):
     q = density(posterior, points) * weights
     share = np.maximum(-q, 0).sum() / np.abs(q).sum()
     assert abs(found.negative_proportion - share) < 0.03
-    assert abs(posterior.negative_proportion() - share) < 0.03
     assert found.effective_size > 1000
     positive = np.maximum(q, 0) / np.maximum(q, 0).sum()
-    draws = found.resample(jax.random.key(3), 500)
-    assert draws.shape == (500, 1)
-    assert abs(draws.mean() - positive @ points[:, 0]) < 5 * sd * (500**-0.5 + found.effective_size**-0.5)
     assert abs(posterior.expectation(lambda z: z[0], positive=True) - positive @ points[:, 0]) < 10 * sd * error
     assert abs(posterior.expectation(lambda z: z[0]) - posterior.mean()[0]) < 10 * sd * error
     more = replace(posterior, num_particles=4 * posterior.num_particles)
@@ -159,8 +155,6 @@ def test_signed_weights():
     np.testing.assert_allclose(particles.positive_weights, [0.4, 0, 0.6, 0])
     np.testing.assert_allclose(particles.negative_proportion, 0.25 / 1.5)
     np.testing.assert_allclose(particles.effective_size, 1 / (0.16 + 0.36))
-    counts = np.bincount(particles.resample(jax.random.key(0), 1000)[:, 0].astype(int), minlength=4)
-    assert abs(counts[0] - 400) <= 1 and counts[1] == 0 and counts[3] == 0
 
 
 def test_errors(surrogate):

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -137,34 +136,6 @@ def test_report_of_the_observation(counts_and_rates):
     assert "outside the simulated range of statistics 1:" in surrogate.describe_observation([1.2, 300.0, 7.0])
 
 
-def test_precision_of_the_caller(counts_and_rates):
-    """By JAX in a session of float32, and by NumPy, which is in float64."""
-    likelihood = counts_and_rates[2].at(np.array([1.2, 3.0, 7.0]))
-    points = np.array([[0.1], [-1.0], [1.5]])
-    single, double = jax.jit(jax.vmap(likelihood.log_density))(jnp.asarray(points)), likelihood.log_density(points)
-    assert (single.dtype, double.dtype) == (np.float32, np.float64)
-    np.testing.assert_allclose(single, double, rtol=1e-4)
-
-
-def test_fit_raises_where_it_cannot_learn(rng):
-    z = rng.normal(size=(20, 1))
-    with pytest.raises(ValueError, match="one row for each simulation"):
-        FORM.fit(z, np.zeros((19, 1)))
-    with pytest.raises(ValueError, match="at least 10 simulations"):
-        FORM.fit(z[:5], z[:5])
-    with pytest.raises(ValueError, match="constant over the 20 simulations"):
-        FORM.fit(z, np.ones((20, 2)))
-    with pytest.raises(ValueError, match="not finite"):
-        FORM.fit(z, np.full((20, 1), np.nan))
-
-
-def test_observations_are_checked(linear):
-    with pytest.raises(ValueError, match="shape"):
-        linear[1].at(np.zeros(3))
-    with pytest.warns(UserWarning, match="far outside all simulations"):
-        linear[1].at(np.array([50.0]))
-
-
 def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
     """A curved location a hundred thousand times larger than its residuals: float32 throughout would lose them."""
     z = rng.normal(size=(150, 2))
@@ -173,12 +144,6 @@ def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
     full, brief = (one.log_density(points) for one in (at, at.brief()))
     assert brief.dtype == np.float64 and not np.array_equal(full, brief)
     np.testing.assert_allclose(brief, full, atol=1e-3)
-
-
-@pytest.mark.parametrize("number", [0, 2.5])
-def test_number_of_inducing_points_is_checked(number):
-    with pytest.raises((ValueError, TypeError), match="num_inducing_points"):
-        ResidualKernelMeans(num_inducing_points=number)
 
 
 def test_learning_uses_one_blas_thread_and_gives_the_others_back(monkeypatch):

@@ -105,9 +105,11 @@ def test_a_likelihood_of_learnt_statistics_is_that_of_their_table(linear):
 
 def test_statistics_that_are_kept_may_be_missing(distracted):
     z, x = distracted[0][:200], distracted[1][:200]
-    fitted = fit_likelihood(z, x, form=OfStatistics(SelectedStatistics(), ResidualKernelMeans()))
-    y = x[0].copy()
+    form, y = OfStatistics(SelectedStatistics(), ResidualKernelMeans()), x[0].copy()
+    fitted = fit_likelihood(z, x, form=form)
     whole = fitted.at(y).log_density(z[:5])
+    as_column = fit_likelihood(z, x[:, :, None], form=form, y=y[:, None], standard_errors=False)
+    np.testing.assert_allclose(as_column.at(y[:, None]).log_density(z[:5]), whole)
     y[3] = np.nan
     np.testing.assert_allclose(fitted.at(y).log_density(z[:5]), whole)
     kept = np.array(fitted.surrogate.statistics.kept)

@@ -54,16 +54,3 @@ def test_the_optimum_beats_a_grid(simulated):
 
 def test_constant_regularisation(simulated):
     assert fit(simulated, tied=Tied(1e-4, power=0.0)).hyper.regularisation == pytest.approx(1e-4, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (lambda: Tied(0.0), ValueError, "`ratio`"),
-        (lambda: Tied(power=-1.0), ValueError, "`power` must be finite and not negative; got -1.0"),
-        (lambda: Learner(tied=1e-3), TypeError, r"`tied` must be Tied\(\) or None; got 0.001"),
-    ],
-)
-def test_bad_ties(make, error, match):
-    with pytest.raises(error, match=match):
-        make()

@@ -16,7 +16,7 @@ from scipy.stats import norm
 
 from numpyro_kme import losses
 from numpyro_kme.abc import discrepancies_to
-from numpyro_kme.kernels import CrossValidation, Gaussian, Matern52, Polynomial
+from numpyro_kme.kernels import Gaussian, Matern52
 from numpyro_kme.losses import MMD, Family, Loss, NegativeLogLikelihood, Nodes, Wasserstein
 
 L, N, NODES = 0.7, 8, 16
@@ -286,19 +286,6 @@ def test_a_loss_between_samples_is_one_method(rng):
     )
     with pytest.raises(NotImplementedError, match=r"Loss must implement `value\(x, w, y, v\)`"):
         Loss().value(x, w, x, w)
-
-
-@pytest.mark.parametrize(
-    ("loss", "sentence"),
-    [
-        (MMD(Polynomial(2)), "`kernel` must be bounded for a robust loss; Polynomial has"),
-        (MMD(Gaussian(1.0), length_scale=CrossValidation(jax.random.key(0))), "Give `kernel` or `length_scale`"),
-        (MMD(length_scale=CrossValidation(jax.random.key(0))), "asks what predicts the parameters best"),
-    ],
-)
-def test_bad_kernels_are_named(loss, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        loss.for_data(np.arange(5.0))
 
 
 def test_data_that_are_no_vectors_need_a_kernel():

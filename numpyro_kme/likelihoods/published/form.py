@@ -5,6 +5,7 @@ on coordinates.
 """
 
 from dataclasses import field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,19 +14,11 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, frozen
 from numpyro_kme.embeddings.measures import Measure
-from numpyro_kme.kernels.base import Batched, Kernel, register, take
-from numpyro_kme.kernels.data_sets import EmpiricalMeasure
+from numpyro_kme.kernels.base import Kernel, take
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.published.learning import (
-    Hyperparameters,
-    Learner,
-    LearningObjective,
-    LearntHyperparameters,
-    TrainingSet,
-    learn,
-)
+from numpyro_kme.likelihoods.base import Form, simulated
+from numpyro_kme.likelihoods.published.learning import Hyperparameters, Learner, LearningObjective, TrainingSet, learn
 from numpyro_kme.likelihoods.published.leave_one_out import LeaveOneOut, summarise
 from numpyro_kme.likelihoods.published.solves import MOST_DENSE, DenseSolve, LowRankSolve, Solve
 from numpyro_kme.likelihoods.published.surrogate import KernelMeansSurrogate, as_one_point
@@ -94,26 +87,24 @@ class KernelMeans(Form):
             on `learner.most`, `O(m^3)` each.
         """
         checks.concrete(z=z, x=x, measure=measure, y=y)
-        z, x = _simulations(z, x)
+        z, x = simulated(z, x)
         transform = StatisticsTransform.fit(x) if self.standardise and TrainingSet(z, x).is_table else None
         data = x if transform is None else transform.forward(x)
         point = None if y is None else as_one_point(transform, jax.tree.map(np.asarray, y))
-        training = TrainingSet(z, data, measure, point)
-        learnt = self._learn(training)
+        if self.hyperparameters is None:
+            hyper, _, at_bounds = self._learn(TrainingSet(z, data, measure, point))
+        else:
+            hyper, at_bounds = jax.tree.map(partial(np.asarray, dtype=np.float64), self.hyperparameters), "not learnt"
         solve = self.solve or (DenseSolve() if len(z) <= MOST_DENSE else LowRankSolve())
-        solution = solve.fit(learnt.hyper, z)
-        summary = summarise(learnt.hyper, z, data)
-        return KernelMeansSurrogate(z, data, learnt.hyper, solution, transform, summary, learnt.at_bounds)
+        solution, summary = solve.fit(hyper, z), summarise(hyper, z, data)
+        return KernelMeansSurrogate(z, data, hyper, solution, transform, summary, at_bounds)
 
     def again(self, learnt: "KernelMeansSurrogate", z, x, rows, *, measure=None, y=None) -> "KernelMeansSurrogate":
         """Implement `Form.again`: with the same hyperparameters."""
         known = replace(self, hyperparameters=learnt.hyper, length_scale=None)
         return known.fit(z[rows], take(x, rows), measure=measure, y=y)
 
-    def _learn(self, training) -> LearntHyperparameters:
-        if self.hyperparameters is not None:
-            given = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.hyperparameters)
-            return LearntHyperparameters(given, np.nan, "not learnt")
+    def _learn(self, training):
         kernel, dim = self.data_kernel, training.z.shape[1]
         if kernel is None:
             checks.require(
@@ -125,61 +116,4 @@ class KernelMeans(Form):
             scale = 0.4 * np.sqrt(size) if self.length_scale is None else self.length_scale(training.data, training.z)
             kernel = Gaussian(np.broadcast_to(scale, size))
         template = Hyperparameters(Gaussian(np.full(dim, np.sqrt(dim))), kernel, np.array(1e-2))
-        if isinstance(kernel, EmpiricalMeasure):
-            return learn_empirical(self.objective, training, template, self.learner)
         return learn(self.objective, training, template, self.learner, fixed=self.length_scale is not None)
-
-
-def _simulations(z, x) -> tuple[np.ndarray, Any]:
-    """Both tables on the host, checked."""
-    checks.table("z", z, min_rows=2)
-    z, x = np.array(z, np.float64), jax.tree.map(np.array, x)
-    if isinstance(x, np.ndarray):
-        x = x.astype(np.float64)
-        checks.require(
-            x.ndim >= 2 and len(x) == len(z),
-            f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}.",
-        )
-        checks.sound("x", x, "Leave out the simulations that failed.")
-    return z, x
-
-
-@register
-class KnownDistances(Batched):
-    """Gaussian kernel whose "points" are the rows of a matrix of squared distances that is known already."""
-
-    length_scale: ArrayLike
-
-    def log_gram(self, x, y=None):
-        """`-x / (2 eps^2)` for squared distances `x` `(m, m)`."""
-        return -0.5 * x / self.length_scale / self.length_scale
-
-
-def learn_empirical(
-    objective: LearningObjective, training: TrainingSet, template: Hyperparameters, learner: Learner
-) -> LearntHyperparameters:
-    """Learn with an `EmpiricalMeasure` data kernel, its inner hyperparameters included.
-
-    The inner kernel's hyperparameters are multiplied by a common factor `2^k`, the best of `k = -4, -2, 0, 2, 4`; at
-    each, squared MMDs between all simulated data sets are computed once, and `eps`, `beta` and `lam` learnt on them.
-    `eps` starts at 0.4 of the median distance. All this with `learner.subset` simulations, or `learner.most` where
-    hyperparameters are tied.
-
-    Cost: half of `m^2 size^2` inner kernel evaluations for each of five inner length scales.
-    """
-    given: Any = template.data_kernel
-    total, training = len(training.z), training.random_subset(learner.most if learner.tied else learner.subset)
-    learner = replace(learner, subset=len(training.z), most=len(training.z))  # distances have no further subsets
-
-    def at(step: int) -> LearntHyperparameters:
-        inner = jax.tree.map(lambda leaf: 2.0**step * np.asarray(leaf, np.float64), given.inner)
-        squared = np.asarray(replace(given, inner=inner).squared_mmd(training.data), np.float64)
-        start = 0.4 * np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)]))
-        known = replace(template, data_kernel=KnownDistances(np.array(start)))
-        found = learn(objective, replace(training, data=squared), known, learner)
-        learnt: Any = found.hyper.data_kernel
-        data_kernel = replace(given, inner=inner, length_scale=learnt.length_scale)
-        lam = found.hyper.regularisation * len(training.z) / total
-        return found._replace(hyper=replace(found.hyper, data_kernel=data_kernel, regularisation=lam))
-
-    return max(map(at, range(-4, 5, 2)), key=lambda found: found.score)

@@ -14,16 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import linalg, special
+from scipy import special
 
 from numpyro_kme._core import Array, checks, frozen, numpy_function
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import log_positive_part, positive_part
 from numpyro_kme.likelihoods.descent import ravel, unravel
-from numpyro_kme.likelihoods.extrapolation import log_nearest_quantile, without_diagonal
+from numpyro_kme.likelihoods.extrapolation import without_diagonal
 from numpyro_kme.likelihoods.published.learning import Hyperparameters, LearningObjective, TrainingSet
-from numpyro_kme.likelihoods.published.solves import factorised, inverted, regularised
+from numpyro_kme.likelihoods.published.solves import cholesky_solve, factorised, inverted, regularised
 
 FLOOR = 0.02
 """Weight of the prior in the mixture that bounds the loss of one simulation, and the fraction of the mean below which
@@ -147,7 +147,7 @@ class Summary:
         score: Mean held-out log posterior density of the simulated parameters relative to all of them, in nats.
         negative_proportion: Proportion of the negative part in the integral of the absolute held-out posteriors.
         log_nearest_quantile: How far simulations lie from each other: the first percentile, over simulations, of the
-            log data kernel at the nearest other one.
+            log data kernel at the nearest other one, relative to itself.
     """
 
     score: Any
@@ -159,24 +159,14 @@ def summarise(hyper: Hyperparameters, z: Array, data: Any) -> Summary:
     """The summary of a fit; one factorisation of at most about `MOST_HELD_OUT` simulations."""
     training = TrainingSet(np.asarray(z), data).random_subset(MOST_HELD_OUT)
     lam = hyper.regularisation * len(z) / len(training.z)  # the noise variance `m lam` stays
-    factor = factorised(regularised(hyper.parameter_kernel, training.z, lam))
+    inverse = inverted(factorised(regularised(hyper.parameter_kernel, training.z, lam)))
     log_gram = log_kernels(hyper.data_kernel, training.data)
-    inverse = np.full_like(log_gram, np.nan) if factor is None else inverted(factor)
     with np.errstate(all="ignore"):
         ratios, _ = density_ratios(inverse, relative_kernels(log_gram.T))
         score = np.mean(posterior_scores(ratios, FLOOR)[0])
         negative = np.sum(np.maximum(-ratios, 0.0)) / np.sum(np.abs(ratios))
-        return Summary(score, negative, log_nearest_quantile(log_gram))
-
-
-def held_out_drops(hyper: Hyperparameters, z: Array, data: np.ndarray) -> np.ndarray:
-    """Drop of `Summary.score` when one statistic is taken out of the data kernel, for each, `(n,)`.
-
-    A column of zeros adds nothing to a distance, so it stands for a statistic that was left out.
-    """
-    columns = np.arange(data.shape[1])
-    reduced = (np.where(columns == out, 0.0, data) for out in columns)
-    return np.array(summarise(hyper, z, data).score - [summarise(hyper, z, without).score for without in reduced])
+        nearest = np.max(without_diagonal(log_gram), axis=1) - np.diagonal(log_gram)
+        return Summary(score, negative, np.quantile(nearest, 0.01))
 
 
 @frozen
@@ -205,10 +195,7 @@ class LeaveOneOut(LearningObjective):
         """The mean score, and its derivatives."""
         kernel, z, added = hyper.parameter_kernel, training.z, len(training.z) * hyper.regularisation
         matrix = regularised(kernel, z, hyper.regularisation)
-        factor = factorised(matrix)
-        if factor is None:
-            return np.nan, np.full_like(ravel(hyper), np.nan)
-        inverse = inverted(factor)
+        inverse = inverted(factorised(matrix))
         gram = relative_kernels(log_kernels(hyper.data_kernel, training.data).T)
         with np.errstate(all="ignore"):
             ratios, backwards = density_ratios(inverse, gram)
@@ -246,9 +233,6 @@ class MarginalLikelihood(LearningObjective):
             "data kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
         )
         matrix = regularised(kernel, z, hyper.regularisation)
-        factor = factorised(matrix)
-        if factor is None:
-            return np.nan, np.full_like(ravel(hyper), np.nan)
         log_kappa = log_kernels(data_kernel, training.y, training.data)
         largest = np.max(log_kappa)
         measure: Any = training.measure
@@ -257,7 +241,7 @@ class MarginalLikelihood(LearningObjective):
             return measure.mean_embedding(Gaussian(length_scale), z)
 
         kappa, embedding = np.exp(log_kappa[0] - largest), embed(kernel.length_scale)
-        weights, dual = linalg.cho_solve((factor, True), np.stack([kappa, embedding], axis=1)).T
+        weights, dual = cholesky_solve(factorised(matrix), np.stack([kappa, embedding], axis=1)).T
         marginal = weights @ embedding
         # marginals below `exp(-18)` of the largest data kernel value count as not positive
         value = log_positive_part(marginal, -18.0) + largest - log_norm

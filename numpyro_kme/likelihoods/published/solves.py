@@ -1,6 +1,6 @@
 r"""`(L + m lam I)^-1` applied to data kernels: exactly, or through pivots where simulations are many."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,12 @@ def regularised(kernel: Gaussian, z: np.ndarray, regularisation: ArrayLike) -> n
     return matrix
 
 
-def factorised(matrix: np.ndarray, in_place: bool = False) -> np.ndarray | None:
-    """Lower Cholesky factor of a matrix, or None where it is not positive definite."""
+def factorised(matrix: np.ndarray, in_place: bool = False) -> np.ndarray:
+    """Lower Cholesky factor of a matrix; NaN where it is not positive definite."""
     factor, failed = linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=in_place)
-    return None if failed or not np.isfinite(factor.diagonal()).all() else factor
+    if failed or not np.isfinite(factor.diagonal()).all():
+        factor[:] = np.nan
+    return factor
 
 
 def inverted(factor: np.ndarray) -> np.ndarray:
@@ -43,17 +45,9 @@ def inverted(factor: np.ndarray) -> np.ndarray:
     return lower + np.tril(lower, -1).T
 
 
-class Solved(NamedTuple):
-    """Solutions for several observations.
-
-    Attributes:
-        points, weights: `q(y | z) = sum_j weights_j l(points_j, z)`, on the scale of `kappa`.
-        fitted: `q(y | z_j)` at the simulations.
-    """
-
-    points: Array
-    weights: Array
-    fitted: Array
+Solved = tuple[Array, Array, Array]
+"""Points and weights of `q(y | z) = sum_j weights_j l(points_j, z)` for several observations, on the scale of `kappa`,
+and `q(y | z_j)` at the simulations."""
 
 
 MOST_SIMULATIONS = 20_000
@@ -79,13 +73,13 @@ class DenseSolve:
         )
         factor = factorised(regularised(hyper.parameter_kernel, z, hyper.regularisation), in_place=True)
         checks.require(
-            factor is not None,
+            np.isfinite(factor[0, 0]),
             f"The Cholesky factorisation of L + m lam I with lam = {float(hyper.regularisation):.3g} failed: the "
             "matrix is not positive definite to working precision. Increase the regularisation, or remove duplicated "
             "points.",
             np.linalg.LinAlgError,
         )
-        return DenseSolution(np.asarray(factor))
+        return DenseSolution(factor)
 
 
 @register
@@ -96,8 +90,8 @@ class DenseSolution:
 
     def solve(self, hyper: Hyperparameters, z: Array, kappa: Any) -> Solved:
         """Solve for data kernels `(R, m)`, by NumPy or JAX; no copy of the factor is made."""
-        weights = _cho_solve(self.factor, kappa.T).T
-        return Solved(z, weights, kappa - kappa.shape[1] * hyper.regularisation * weights)
+        weights = cholesky_solve(self.factor, kappa.T).T
+        return z, weights, kappa - kappa.shape[1] * hyper.regularisation * weights
 
     def __str__(self) -> str:
         return "dense"
@@ -109,7 +103,7 @@ class DenseSolution:
         return kernel.diagonal(t) - np.sum(white * white, axis=0)
 
 
-def _cho_solve(factor: Any, b: Any) -> Any:
+def cholesky_solve(factor: Any, b: Any) -> Any:
     """Solve given a lower Cholesky factor, by NumPy or JAX."""
     if namespace(factor, b) is jnp:
         return jax.scipy.linalg.cho_solve((jnp.asarray(factor), True), b)
@@ -184,8 +178,8 @@ class LowRankSolution:
         """`weights = W' (U' U + m lam I)^-1 U' kappa` on the pivots; `m r` kernel evaluations, twice."""
         kernel = hyper.parameter_kernel
         seen = self.inverse @ matvec(kernel, self.pivots, z, kappa.T)
-        weights = self.inverse.T @ _cho_solve(self.core, seen)
-        return Solved(self.pivots, weights.T, matvec(kernel, z, self.pivots, weights).T)
+        weights = self.inverse.T @ cholesky_solve(self.core, seen)
+        return self.pivots, weights.T, matvec(kernel, z, self.pivots, weights).T
 
     def variance(self, hyper: Hyperparameters, z: np.ndarray, t: np.ndarray) -> np.ndarray:
         """`l(t, t) - phi' phi + m lam phi' (U' U + m lam I)^-1 phi` with the features `phi` of `t`."""

@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from math import lgamma, log, pi
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import lapack
@@ -108,7 +109,7 @@ class _Kernels(NamedTuple):
     @classmethod
     def of(cls, residuals: np.ndarray, eps: float, sensitivity: float) -> "_Kernels":
         """Evaluate at residuals `(m, k)`, in their precision."""
-        logs = _log_kernels(residuals, residuals, eps, adapted(residuals, eps, sensitivity, np.ones(len(residuals))))
+        logs = log_kernels(residuals, residuals, eps, adapted(residuals, eps, sensitivity, np.ones(len(residuals))))
         np.fill_diagonal(logs, -np.inf)
         return cls(*over_largest(logs), log_heavy_tailed(residuals))
 
@@ -162,7 +163,7 @@ def adapted(residuals: np.ndarray, eps: float, sensitivity: float, counts: np.nd
     """
     if not sensitivity:
         return np.ones(len(residuals))
-    logs = _log_kernels(residuals, residuals, eps, np.ones(len(residuals))) + np.log(counts).astype(residuals.dtype)
+    logs = log_kernels(residuals, residuals, eps, np.ones(len(residuals))) + np.log(counts).astype(residuals.dtype)
     np.fill_diagonal(logs, np.diagonal(logs) + np.log(np.maximum(1.0 - 1.0 / counts, 1e-300)))
     over, log_largest = over_largest(logs)
     pilot = log_largest + np.log(over.sum(axis=1) / (counts.sum() - 1.0))
@@ -189,18 +190,28 @@ def exponentials(logs: Any, xp: Any) -> Any:
     return np.exp(np.maximum(logs, smallest, out=logs), out=logs)
 
 
-def log_kernels(v: Any, residuals: Any, eps: Any, factors: Any, xp: Any) -> Any:
-    """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(..., m)`, of residuals `r` `(m, k)`, with bandwidths `(k,)` and
-    factors `s` `(m,)`."""
-    eps, narrow = xp.asarray(eps), 1.0 / xp.square(xp.asarray(factors))[:, None]
+def log_kernels(v: Any, residuals: Any, eps: Any, factors: Any, xp: Any = np) -> Any:
+    """`log N(v | sqrt(1 - eps^2) r_j, (eps s_j)^2)`, `(..., m)`, of residuals `r` `(m, k)`, with a bandwidth and
+    factors `s` `(m,)`, in the precision of `v`."""
+    eps, narrow = xp.full(v.shape[-1], eps, v.dtype), 1.0 / xp.square(xp.asarray(factors).astype(v.dtype))[:, None]
     centres = xp.asarray(residuals) * (xp.sqrt(1.0 - xp.square(eps)) / eps)[None, :]
     constant = 0.5 * len(eps) * xp.log(2.0 * pi / narrow[:, 0]) + xp.sum(xp.log(eps))
     return log_gaussians(v / eps, centres, narrow, xp) - constant
 
 
-def _log_kernels(at, around, eps, factors):
-    """`log_kernels` in the precision of the residuals."""
-    return log_kernels(at, around, np.full(at.shape[1], eps, at.dtype), factors.astype(at.dtype), np)
+def log_mixture(v: Any, weights: Any, centres: Any, eps: Any, factors: Any, tail_weight: Any, xp: Any) -> Any:
+    """Log of the mixture of kernels (`log_kernels`) with weights `(..., m)`, and the heavy-tailed density at `v`
+    `(..., n)`, which has the weight `w`."""
+    logs = log_kernels(v, centres, eps, factors, xp)
+    tails = xp.log(tail_weight) + log_heavy_tailed(v, xp)
+    # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they
+    # differ by more than the largest exponent of float32
+    peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
+    peak = peak if xp is np else jax.lax.stop_gradient(peak)
+    logs -= peak[..., None]  # in place by NumPy
+    near, every = exponentials(logs, xp), xp.ones(logs.shape[-1], logs.dtype)
+    mixture = (1.0 - tail_weight) * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
+    return peak + xp.log(mixture + xp.exp(tails - peak))
 
 
 def over_largest(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -143,8 +143,9 @@ def fit_curves(
         return None
     start = Location(Smoothness.start(at.dim, linear=0.1, length=1.0, noise=0.9), 0.0, 0.0)
     starts = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(tried), *np.shape(leaf))), start)
-    fits = fit_statistics(steps, replace(at, used=known[tried]), rows, targets[tried], starts, transform=False)
-    added = fits.improvements.sum(axis=0) - np.log(spread[tried])
+    at = replace(at, used=known[tried])
+    _, functions, held_out, gained = fit_statistics(steps, at, rows, targets[tried], starts, transform=False)
+    added = gained.sum(axis=0) - np.log(spread[tried])
     kept = tried[added > WORTH]
     if not len(kept):
         return None
@@ -153,8 +154,8 @@ def fit_curves(
     matrix[:n] *= spread[:, None]
     added_to = np.concatenate([centre, np.log(np.where(spread > 0.0, spread, 1.0))]) * np.tile(place.any(axis=1), 2)
     residuals = np.array(v)
-    residuals[:, kept] = fits.residuals[:, added > WORTH]
-    return fits.functions.combined(matrix, added_to), residuals, place @ added
+    residuals[:, kept] = held_out[:, added > WORTH]
+    return functions.combined(matrix, added_to), residuals, place @ added
 
 
 def _explained(at, targets, start, known, i):

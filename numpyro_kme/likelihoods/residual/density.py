@@ -46,14 +46,7 @@ from numpyro_kme._core import Array, by_columns, full_precision
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.kernels.gram import gaussian_gram, squared_distances_on_host
 from numpyro_kme.likelihoods.base import LikelihoodAt, positive_part
-from numpyro_kme.likelihoods.residual.bandwidths import (
-    SOFTNESS,
-    LearntBandwidths,
-    adapted,
-    exponentials,
-    log_heavy_tailed,
-    log_kernels,
-)
+from numpyro_kme.likelihoods.residual.bandwidths import SOFTNESS, LearntBandwidths, adapted, exponentials, log_mixture
 from numpyro_kme.likelihoods.residual.ridge import log_gaussians
 
 if TYPE_CHECKING:
@@ -129,8 +122,7 @@ class KernelMixture:
 
         def of_block(v, matrix, intercept, softness, centres, factors, tails):
             weights = positive_part(near @ matrix + intercept, softness, xp)
-            logs = log_kernels(v, centres, xp.broadcast_to(eps, size), factors, xp)
-            return log_defended(logs, weights, v, tails, xp)
+            return log_mixture(v, weights, centres, eps, factors, tails, xp)
 
         blocks = xp.moveaxis(v.reshape(*v.shape[:-1], number, size), -2, 0)
         own = self.matrix, self.intercept, self.softness, self.centres, self.factors, self.heavy_tailed_weights
@@ -144,21 +136,6 @@ def _pivoted(points: np.ndarray, length: float, unexplained: float) -> tuple[np.
     """Factor of the Gram matrix of a Gaussian kernel at points `(m, k)`, `(m, r)`, and its pivots, `(r,)`."""
     columns = lambda some: gaussian_gram(points, points[some], length**2)  # noqa: E731
     return by_columns(columns, np.ones(len(points)), unexplained, min(len(points), MOST))
-
-
-def log_defended(logs: Any, weights: Any, v: Any, tail_weight: Any, xp: Any) -> Any:
-    """Log of the mixture of kernels with log densities `logs` `(..., m)` and these weights, and the heavy-tailed
-    density at `v` `(..., n)`, which has the weight `w`."""
-    tail_weight = xp.asarray(tail_weight)
-    tails = xp.log(tail_weight) + log_heavy_tailed(v, xp)
-    # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they
-    # differ by more than the largest exponent of float32
-    peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
-    peak = peak if xp is np else jax.lax.stop_gradient(peak)
-    logs -= peak[..., None]  # in place by NumPy
-    near, every = exponentials(logs, xp), xp.ones(logs.shape[-1], logs.dtype)
-    mixture = (1.0 - tail_weight) * xp.einsum("...m,...m->...", near, weights) / (weights @ every)
-    return peak + xp.log(mixture + xp.exp(tails - peak))
 
 
 @register
@@ -206,25 +183,11 @@ class ResidualAt(LikelihoodAt):
     high: ArrayLike
     log_jacobian: ArrayLike
 
-    def signed_log(self, z):
-        """Sign 1 and log of `q(y | z)` at points `(..., D)`."""
-        value = self.log_density(z)
-        return namespace(value).ones_like(value), value
-
     @full_precision
     def log_density(self, z):
         """`log q(y | z)` at points `(..., D)`, smooth."""
-        xp = namespace(self, z)
-        return self._log_density(xp.asarray(z), xp)
-
-    def brief(self):
-        """Implement `ResidualSurrogate.brief`, which is made once for all observations."""
-        return replace(self, surrogate=self.surrogate.brief)
-
-    def _log_density(self, given, xp):
-        """At points `(..., D)`."""
-        learnt, first = self.surrogate, np.shape(self.standard)[-1]
-        z = learnt.region.nearest(given, xp)
+        learnt, first, xp = self.surrogate, np.shape(self.standard)[-1], namespace(self, z)
+        z = learnt.region.nearest(xp.asarray(z), xp)
         if np.shape(self.low)[-1] == 0:
             u, log_slope = learnt.standardisation(xp.asarray(self.standard), z, xp)
             return self._of_residuals(u, z, first, xp) + xp.sum(log_slope, axis=-1) + self.log_jacobian
@@ -232,6 +195,10 @@ class ResidualAt(LikelihoodAt):
         logs = self._of_residuals(u, z[..., None, :], first, xp)
         add = logsumexp if xp is jnp else logsumexp_on_host
         return add(logs + log_weights, axis=-1) + xp.sum(log_slope[..., :first], axis=-1) + self.log_jacobian
+
+    def brief(self):
+        """Implement `ResidualSurrogate.brief`, which is made once for all observations."""
+        return replace(self, surrogate=self.surrogate.brief)
 
     def _of_residuals(self, u, z, first, xp):
         """Log density of residuals `(..., n)`, with the Jacobian of the first so many."""

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, host, numpy_function, saveable, shown
-from numpyro_kme.likelihoods.base import Form
+from numpyro_kme.likelihoods.base import Form, simulated
 from numpyro_kme.likelihoods.extrapolation import Region, Repeats
 from numpyro_kme.likelihoods.residual.bandwidths import BEGIN, Bandwidths, learn, log_densities_at, mixing_proportion
 from numpyro_kme.likelihoods.residual.decorrelation import WORTH, TriangularMap, fit_curves, fit_triangular_map
@@ -102,17 +102,12 @@ class ResidualKernelMeans(Form):
             points, or fewer.
         """
         checks.concrete(z=z, x=x)
-        checks.table("z", z)
-        z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
-        checks.require(
-            len(z) == len(x), f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}."
-        )
+        z, x = simulated(z, np.asarray(x))
         checks.require(
             len(z) >= MIN_SIMULATIONS,
             f"The residual form needs at least {MIN_SIMULATIONS} simulations; got {len(z)}. Simulate more.",
         )
-        with host.one_blas_thread:
-            return self._fit(z, x, StatisticsTransform.fit(x))
+        return self._fit(z, x)
 
     def again(self, learnt: ResidualSurrogate, z, x, rows, *, measure=None, y=None) -> ResidualSurrogate:
         """Implement `Form.again`: locations, scales and the density in a third of the steps, from where all simulations
@@ -120,9 +115,7 @@ class ResidualKernelMeans(Form):
         subset = max(len(self.rows(z)) * len(rows) // len(z), MIN_SIMULATIONS)
         bounds, curved = bool(np.any(learnt.standardisation.support.side)), learnt.decorrelation.curved is not None
         settings = replace(self, bounds=bounds, curved=curved, subset=subset, steps=max(self.steps // 3, 1))
-        x = np.asarray(x[rows], np.float64)
-        with host.one_blas_thread:
-            return settings._fit(z[rows], x, StatisticsTransform.fit(x), learnt)
+        return settings._fit(z[rows], x[rows], learnt)
 
     def rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
         """Simulations that hyperparameters are learnt from, at random: first one of each that have the same
@@ -131,14 +124,17 @@ class ResidualKernelMeans(Form):
         used = self.subset or int(np.clip(len(z) // 2, least, most))
         return Repeats.of(z).at_random(np.random.default_rng(0))[:used]
 
+    @host.one_blas_thread
     @numpy_function
-    def _fit(self, z, x, transform, before: ResidualSurrogate | None = None):
-        rows, first = self.rows(z), Repeats.of(z).first
+    def _fit(self, z, x, before: ResidualSurrogate | None = None):
+        rows, first, transform = self.rows(z), Repeats.of(z).first, StatisticsTransform.fit(x)
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
         at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
-        clipped = _clipped(bounded)
+        scores = np.arcsinh(bounded)
+        low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
+        clipped = np.sinh(np.clip(scores, low - REACH, high + REACH))
         if before is None:
             zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
             starts, _ = start_locations(at.coarse[rows], clipped[rows].T, zero)
@@ -196,6 +192,7 @@ class ResidualKernelMeans(Form):
         other = self.dependence(z, residuals, still)
         return (still, residuals, other) if other.score > learnt.score + gained[still].sum() + RAW else None
 
+    @host.one_blas_thread
     @numpy_function
     def dependence(self, z: np.ndarray, residuals: np.ndarray, still: np.ndarray) -> "Dependence":
         """Learn from held-out standardised residuals `(m, n)` how they depend on one another, and their density.
@@ -203,10 +200,6 @@ class ResidualKernelMeans(Form):
         Those that are `still` statistics as they are, `(n,)`, follow the coordinates, and so do their regressions on
         one another: they are not decorrelated.
         """
-        with host.one_blas_thread:
-            return self._dependence(z, residuals, still)
-
-    def _dependence(self, z, residuals, still):
         rows, chosen = self.rows(z), np.flatnonzero(~still & self.decorrelate)
         decorrelation, v = fit_triangular_map(residuals, rows, chosen)
         improvement = -np.asarray(decorrelation.log_scale)
@@ -255,10 +248,3 @@ class Dependence(NamedTuple):
 def _alone(z: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Held-out log densities of single residuals `(m, n)`, each by itself, where nothing is learnt yet, `(m, n)`."""
     return log_densities_at(z, np.split(columns, columns.shape[1], axis=1), TRIED)
-
-
-def _clipped(s: np.ndarray) -> np.ndarray:
-    """Statistics `(m, n)`, clipped where far outside the bulk."""
-    scores = np.arcsinh(s)
-    low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
-    return np.sinh(np.clip(scores, low - REACH, high + REACH))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from numpyro_kme._core import in_parallel, median_absolute_deviation
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions
-from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Regression, Smoothness
+from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Smoothness
 from numpyro_kme.likelihoods.statistics import log_cosh
 
 STRAIGHT = 50.0
@@ -61,10 +61,6 @@ class Location:
         """About the second derivatives of the loss of `size` simulations."""
         half, width = 0.5 * size, np.square(np.exp(self.log_width))
         return Location(self.smoothness.curvature(size), half / (1.0 + width), np.full(np.shape(width), half))
-
-    def fit(self, at: Inputs, x: np.ndarray, noise: np.ndarray) -> Regression:
-        """Regress the transformed statistics `(..., m)` on the coordinates."""
-        return self.smoothness.regress(at, noise, self.target(x))
 
     def target(self, x: np.ndarray) -> np.ndarray:
         """Targets of the regressions, of statistics `(..., m)`."""
@@ -285,19 +281,9 @@ ROUNDED = 1.25
 """A location that is off at its own simulations by more residual standard deviations than this is off by rounding."""
 
 
-class Fits(NamedTuple):
-    """Statistics as they are fitted: hyperparameters of the locations, locations and then log scales as simple as
-    `NEGLIGIBLE` lets them be, held-out residuals, `(m, n)`, and what both add to the held-out log score, `(2, n)`."""
-
-    location: Location
-    functions: RidgeFunctions
-    residuals: np.ndarray
-    improvements: np.ndarray
-
-
 def fit_statistics(
     steps: int, at: Inputs, rows: np.ndarray, x: np.ndarray, start: Location, transform: bool = True
-) -> Fits:
+) -> tuple[Location, RidgeFunctions, np.ndarray, np.ndarray]:
     """Learn locations and scales, some statistics at a time, on `rows` with some inducing points, and again with the
     noise found so, until that stays what it is; then fit all simulations.
 
@@ -308,12 +294,15 @@ def fit_statistics(
         x: Statistics, `(n, m)`, in their robust standard deviations.
         start: Where the search begins.
         transform: Whether marginal transformations are learnt.
+    Returns:
+        Hyperparameters of the locations, locations and then log scales as simple as `NEGLIGIBLE` lets them be, held-out
+        residuals, `(m, n)`, and what both add to the held-out log score, `(2, n)`.
     """
     parts = in_parallel(partial(_fit_group, steps, transform, at, rows, x, start), at.groups(len(x)))
     locations, functions, log_scales, residuals, improvements = zip(*parts)
     location = jax.tree.map(lambda *leaves: np.concatenate(leaves), *locations)
     together = RidgeFunctions.together([*functions, *log_scales])
-    return Fits(location, together, np.concatenate(residuals).T, np.concatenate(improvements, axis=1))
+    return location, together, np.concatenate(residuals).T, np.concatenate(improvements, axis=1)
 
 
 def _fit_group(steps, transform, at, rows, x, start, group):
@@ -348,7 +337,8 @@ def _in_turn(transform, at, x, location, scale, steps):
         if steps:
             now = steps // (1 if number == 0 else 2)
             location, inverses = learn_location(location, at, x, noise, size, now, bounds, inverses)
-        found, before = location.fit(location.smoothness.enough(at), x, noise), size
+        smoothness, before = location.smoothness, size
+        found = smoothness.regress(smoothness.enough(at), noise, location.target(x))
         scale.update(at, found.held_out.residual, steps // 3)
         noise, size = _noise(found.held_out.residual, scale.held_out)
         # squares of scales whose logarithms stay what they are

@@ -116,11 +116,6 @@ class Ridge:
         return ((values * self.root)[..., None, :] @ self.scaled)[..., 0, :]
 
 
-def noise_root(noise: np.ndarray) -> np.ndarray:
-    """Square roots; NaN where a variance is not positive."""
-    return np.sqrt(noise, out=np.full(np.shape(noise), np.nan), where=noise > 0.0)
-
-
 def inverse_root(matrix: np.ndarray) -> np.ndarray:
     """`L^-1` for the Cholesky factor `L` of symmetric positive definite matrices; NaN where there is none.
 

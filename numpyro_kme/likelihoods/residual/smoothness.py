@@ -21,7 +21,7 @@ import numpy as np
 from numpyro_kme._core import blocked
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import gaussian_gram
-from numpyro_kme.likelihoods.residual.ridge import Ridge, features, inverse_root, noise_root
+from numpyro_kme.likelihoods.residual.ridge import Ridge, features, inverse_root
 
 INTERCEPT = 10.0
 """Prior standard deviation `b` of the intercept, in standard deviations of the target."""
@@ -164,7 +164,8 @@ class Smoothness:
         points = at.inducing_points
         near, among = self.radial_basis(at.z, points), self.radial_basis(points, points)
         root = np.exp(self.rbf)[..., None, None] * inverse_root(among + RIDGE * np.eye(len(points)))
-        scale = noise_root((np.exp(2.0 * self.noise) + JITTER)[..., None] * noise)
+        variance = (np.exp(2.0 * self.noise) + JITTER)[..., None] * noise
+        scale = np.sqrt(np.where(variance > 0.0, variance, np.nan))
         weight, first = (1.0 / scale)[..., None], at.features.shape[1] + 1
         columns = np.empty((*scale.shape, first + len(points)))
         columns[..., :1] = INTERCEPT * weight

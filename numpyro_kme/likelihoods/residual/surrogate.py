@@ -153,8 +153,6 @@ class ResidualSurrogate(Surrogate):
         learnt = self.marginal(~np.isnan(rows[0]) | inside, inside)
         kept, scale = np.array(learnt.transform.kept), np.asarray(learnt.transform.scale)
         first = len(kept) - np.count_nonzero(inside[kept])
-        if first == len(kept):  # those in intervals do not vary
-            return learnt.at_rows(rows)
         y, low, high = ((part[:, kept] - learnt.transform.centre) / scale for part in (rows, low, high))
         ends = y[:, :first], low[:, first:], high[:, first:]
         return ResidualAt(learnt, *ends, -np.sum(np.log(scale[:first])))
@@ -225,14 +223,14 @@ class ResidualSurrogate(Surrogate):
             "marginal transformations": f"curved: {self._list(np.asarray(marginals.scale) > 0.5)}",
             "held-out improvement, nats": ", ".join(gained),
             "given those before": self._list(before),
-            "residuals": "none",
+            "residuals": "none"
+            if density.apart is None
+            else "each by itself, a product of their densities, in a "
+            f"mixture with weight {float(density.proportion):.0%}",
             "eps": float(density.together.eps),
             "beta": float(density.together.beta),
             "mutual information": self.informativeness()[1],
         }
-        if density.apart is not None:
-            share = f"{float(density.proportion):.0%}"
-            told["residuals"] = f"each by itself, a product of their densities, in a mixture with weight {share}"
         return {name: value for name, value in told.items() if not isinstance(value, str) or value != "none"}
 
     def describe_observation(self, y: Any) -> str:
