@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from scipy import special
 
 from numpyro_kme._core import Array, checks, child, numpy_function, numpy_rng, saveable, shown, split
 from numpyro_kme.embeddings.measures import Measure, Points
@@ -293,8 +292,10 @@ class StandardErrors:
         cls, log_ratios: np.ndarray, shares: Sequence[float], effective_size: float, latents: np.ndarray
     ) -> "StandardErrors":
         """From log ratios of other likelihoods to that of the draws, `(h, n)`, and the latents, `(n, k)`."""
-        logs = special.logsumexp(log_ratios, axis=1) - np.log(len(latents))
-        bare = cls(special.softmax(log_ratios, axis=1), logs, np.array(shares), effective_size, np.zeros(2))
+        logs = np.logaddexp.reduce(log_ratios, axis=1) - np.log(len(latents))
+        bare = cls(
+            np.exp(log_ratios - logs[:, None]) / len(latents), logs, np.array(shares), effective_size, np.zeros(2)
+        )
         varies = deviations(latents) > 0.0
         return replace(bare, typical=bare._squares(latents[:, varies]).mean(axis=1)) if varies.any() else bare
 
