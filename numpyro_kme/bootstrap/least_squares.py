@@ -52,27 +52,27 @@ class Targets:
 
     def loss(self, m: np.ndarray) -> np.ndarray:
         """Squared distances of embeddings `(R, r)`."""
-        q, s = _dot(m, m), _dot(m, self.data)
-        return _dot(self.data, self.data) + mmd.discrepancy(q, s, self.fit_proportion)
+        q, s = np.vecdot(m, m), np.vecdot(m, self.data)
+        return np.vecdot(self.data, self.data) + mmd.discrepancy(q, s, self.fit_proportion)
 
     def total(self, m: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Losses of embeddings `(R, r)` at parameters `(R, p)`, with the prior."""
         away = x - self.anchors
-        return self.loss(m) + 0.5 * self.weight * _dot(away, away)
+        return self.loss(m) + 0.5 * self.weight * np.vecdot(away, away)
 
     def proportion(self, m: np.ndarray) -> np.ndarray:
         """Mixing proportions, `(R,)`."""
-        return mmd.proportion(_dot(m, m), _dot(m, self.data))
+        return mmd.proportion(np.vecdot(m, m), np.vecdot(m, self.data))
 
     def pull(self, m: np.ndarray) -> np.ndarray:
         """Derivatives of the loss in the embedding, `(R, r)`."""
-        (by_q, by_s), _ = mmd.derivatives(_dot(m, m), _dot(m, self.data), self.fit_proportion)
+        (by_q, by_s), _ = mmd.derivatives(np.vecdot(m, m), np.vecdot(m, self.data), self.fit_proportion)
         return 2.0 * by_q[:, None] * m + by_s[:, None] * self.data
 
     def expand(self, emulator: Emulator, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Totals `(R,)`, gradients `(R, p)` and Hessians `(R, p, p)`."""
         m, tangents = emulator.at(x), emulator.tangents(x)
-        (by_q, _), second = mmd.derivatives(_dot(m, m), _dot(m, self.data), self.fit_proportion)
+        (by_q, _), second = mmd.derivatives(np.vecdot(m, m), np.vecdot(m, self.data), self.fit_proportion)
         pull = self.pull(m)
         slopes = np.stack([2.0 * _apply(tangents, m), _apply(tangents, self.data)], axis=2)
         hessian = 2.0 * by_q[:, None, None] * tangents @ np.swapaxes(tangents, 1, 2)
@@ -121,10 +121,6 @@ def _step(x, gradient, hessian, region, damping):
     values = np.maximum(np.abs(values), 1e-12 * size) + damping[:, None] * size
     along = np.einsum("rpq,rp->rq", vectors, gradient * free * units)
     return -np.einsum("rpq,rq->rp", vectors, along / values) * units
-
-
-def _dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.einsum("rk,rk->r", a, b)
 
 
 def _apply(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:

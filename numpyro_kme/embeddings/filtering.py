@@ -95,6 +95,7 @@ class KernelBayesFilter:
         weights = self._weights(weights)
         return weights @ np.asarray(self.features) @ np.asarray(self.transition).T @ np.asarray(self.left).T
 
+    @numpy_function
     def filter(self, observations: PointSet, *, normalise: bool = True) -> np.ndarray:
         """Weights of the distribution of each state given the observations up to then, `(S, T)`. Cost: `S T r^2`.
 
@@ -107,13 +108,10 @@ class KernelBayesFilter:
             FloatingPointError: If all weights are zero at some time, because an observation is far from all that were
                 learnt from.
         """
-        advice = (
-            "Leave out no time: where nothing was observed, `predict` goes on from the weights of `filter` up to it."
-        )
+        advice = "Leave out no time: where nothing was observed, `predict` goes on from the weights of `filter` so far."
         checks.sound("observations", observations, advice)
-        features = self.observations.features(observations)
-        factor = np.asarray(self.observations.values)
-        epsilon, delta = np.asarray(self.regularisation)
+        features, factor = self.observations.features(observations), self.observations.values
+        epsilon, delta = self.regularisation
         with host.one_blas_thread:
             found = [solves.ridge(factor, len(factor) * epsilon, factor @ features[0])]
             for phi in features[1:]:
@@ -121,6 +119,7 @@ class KernelBayesFilter:
                 found.append(posterior_weights(self.predict(before), factor, delta, phi)[0])
         return _some_weight(np.stack(found))
 
+    @numpy_function
     def smooth(self, filtered: np.ndarray, *, normalise: bool = True) -> np.ndarray:
         """Weights of the distribution of each state given all observations, `(S, T)`, from the filtered ones.
 
@@ -132,15 +131,12 @@ class KernelBayesFilter:
             normalise: Divide the weights of each time by their sum before they are used, as in `filter`.
         """
         filtered = self._weights(filtered, several=True)
-        v = np.asarray(self.features)
-        following = np.asarray(self.following)
-        _, delta = np.asarray(self.regularisation)
-        found = [filtered[-1]]
+        v, delta, found = self.features, self.regularisation[1], [filtered[-1]]
         with host.one_blas_thread:
             for weights in filtered[-2::-1]:
                 weights, later = (_unit(w) if normalise else w for w in (weights, found[-1]))
-                prior = np.asarray(self.left) @ (v.T @ weights)
-                found.append(posterior_weights(prior, following, delta, v.T @ later)[0])
+                prior = self.left @ (v.T @ weights)
+                found.append(posterior_weights(prior, self.following, delta, v.T @ later)[0])
         return _some_weight(np.stack(found[::-1]))
 
     def means(self, weights: np.ndarray) -> np.ndarray:

@@ -131,6 +131,7 @@ class DistributionRegression:
     regularisation: Array
 
     @classmethod
+    @numpy_function
     def fit(
         cls,
         kernel: Kernel,
@@ -154,8 +155,6 @@ class DistributionRegression:
             numpy.linalg.LinAlgError: If `regularisation` is below rounding.
         Cost: `m r` kernels and `m r^2` for a factor of rank `r`.
         """
-        checks.concrete(x=x, targets=targets, kernel=kernel)
-        checks.instance("kernel", kernel, Kernel, "a kernel on data sets, such as EmpiricalMeasure(Gaussian(1.0), 1.0)")
         checks.table("targets", targets)
         targets = np.asarray(targets, np.float64)
         if regularisation is not None:
