@@ -1,5 +1,7 @@
 """Kernel Bayes' rule: embeddings of posteriors from a joint sample and an embedded prior, without any density."""
 
+from typing import Any
+
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
@@ -149,7 +151,7 @@ class KernelBayesRule:
         return _found(self.kernel_x, self.x, self.weights(_one(y))[0])
 
 
-def posterior_weights(mu: np.ndarray, factor: np.ndarray, delta: float, phi: np.ndarray) -> tuple[np.ndarray, float]:
+def posterior_weights(mu: Array, factor: Array, delta: Any, phi: Array) -> tuple[Any, float]:
     """The weights `R k_Y(y) = Lambda U (C^2 + delta I)^-1 C phi`, `(n,)` or `(n, s)`, for features `phi` of `y`.
 
     Args:

@@ -58,10 +58,8 @@ def of_measure(measure):
 
 FEW = {"num_simulations": 20, "rng_key": KEY}
 FOURIER = Fourier.draw(KEY, GAUSSIAN, 2)
-FORMS = {
-    "residual": kme.ResidualKernelMeans(),
-    "published": kme.KernelMeans(learner=kme.likelihoods.Learner(max_steps=2)),
-}
+PUBLISHED = kme.KernelMeans(learner=kme.likelihoods.Learner(max_steps=2))
+FORMS = {"residual": kme.ResidualKernelMeans(), "published": PUBLISHED}
 
 
 @pytest.fixture(scope="module", params=FORMS)

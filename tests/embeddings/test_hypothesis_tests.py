@@ -76,10 +76,7 @@ def test_many_features_are_the_kernel(rng):
         (lambda x: mmd_test(KEY, x, x, x), "`kernel` must be a kernel"),
         (lambda x: hsic_test(KEY, Gaussian(1.0), x, x, x), "`kernel_y` must be a kernel"),
         (lambda x: mmd_test(KEY, Gaussian(1.0), x, x[:1]), "at least 2 points each; got 20 and 1"),
-        (
-            lambda x: mmd_test(KEY, Gaussian(1.0), x, np.ones((5, 2))),
-            r"must have one shape; got \[\(1,\)\] and \[\(2,\)\]",
-        ),
+        (lambda x: mmd_test(KEY, Gaussian(1.0), x, np.ones((5, 2))), r"have one shape; got \[\(1,\)\] and \[\(2,\)\]"),
         (lambda x: hsic_test(KEY, Gaussian(1.0), Gaussian(1.0), x, x[:3]), "got 20 and 3 points"),
         (lambda x: mmd_test(KEY, Gaussian(1.0), MANY, x), r"all pairs of 1,000,020 points takes 24,001 GB"),
         (lambda x: hsic_test(KEY, *2 * [Gaussian(1.0)], MANY, MANY), r"all pairs of 1,000,000 points takes 24,000 GB"),

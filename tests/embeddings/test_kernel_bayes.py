@@ -72,9 +72,8 @@ def test_sum_rule_by_its_formula_and_on_normals(joint, rng):
     np.testing.assert_allclose(found.weights, expected, rtol=1e-6, atol=1e-9)
     x = rng.normal(size=(800, 1))
     y = 0.7 * x + 0.5 * rng.normal(size=(800, 1))
-    found = kernel_sum_rule(
-        Gaussian(1.0), MeanEmbedding(Gaussian(1.0), 0.5 + 0.6 * rng.normal(size=(500, 1))), x, y, 1e-4
-    )
+    other = MeanEmbedding(Gaussian(1.0), 0.5 + 0.6 * rng.normal(size=(500, 1)))
+    found = kernel_sum_rule(Gaussian(1.0), other, x, y, 1e-4)
     t = np.linspace(-1.5, 2, 8)
     variance = 0.7**2 * 0.36 + 0.25
     exact = np.sqrt(1 / (1 + variance)) * np.exp(-0.5 * (t - 0.35) ** 2 / (1 + variance))
@@ -234,9 +233,8 @@ def test_filter_and_smoother_improve_on_the_observations(rng):
     truth, new = rotation(rng, 60)
     found = KernelBayesFilter.fit(Gaussian(0.5), Gaussian(0.6), states, seen, 1e-4, tolerance=1e-4)
     filtered = found.filter(new)
-    raw, mean, smooth = (
-        np.mean((e - truth) ** 2) for e in (new, found.means(filtered), found.means(found.smooth(filtered)))
-    )
+    found = new, found.means(filtered), found.means(found.smooth(filtered))
+    raw, mean, smooth = (np.mean((e - truth) ** 2) for e in found)
     assert mean < 0.75 * raw
     assert smooth < 0.75 * raw
 
@@ -282,10 +280,7 @@ def path(x):
         (lambda x: fitted(x).posterior(x[:1]).mode(np.full(2, np.nan)), "`start` has 2 entries that are not"),
         (lambda x: fitted(x).weights(x * np.nan), "`y` has 40 entries that are not finite"),
         (lambda x: fitted(x).posterior(x[:2]), "one observation, with a leading axis; it holds 2"),
-        (
-            lambda x: fitted(x).posterior(x[:1]).mode(np.zeros(3)),
-            r"`start` must be one point of shape \(2,\); got \(3,\)",
-        ),
+        (lambda x: fitted(x).posterior(x[:1]).mode(np.zeros(3)), r"`start` must be one point .* got \(3,\)"),
         (lambda x: path(x).filter(x * np.nan), "`observations` has 40 entries that are not finite"),
         (lambda x: path(x).smooth(np.ones(19)), r"shape \(times, 19\), .* got \(19,\)"),
         (lambda x: path(x).smooth(np.ones((0, 19))), r"shape \(times, 19\), .* got \(0, 19\)"),

@@ -106,9 +106,7 @@ def test_kernel_learning_as_a_model(rng):
 
 def test_too_few_different_points_raise():
     two = np.repeat([[0.0, 0.0], [1.0, 1.0]], 30, axis=0)
-    with pytest.raises(
-        np.linalg.LinAlgError, match=r"not finite at length scales .*: are there enough different points"
-    ):
+    with pytest.raises(np.linalg.LinAlgError, match=r"not finite at length scales .*: are there enough different"):
         learn_length_scale(jax.random.key(0), two, num_landmarks=10)
 
 
@@ -132,10 +130,7 @@ X = np.random.default_rng(0).normal(size=(20, 2))
         (lambda: CrossValidation(jax.random.key(0), ())(X, X), "`multiples` must hold at least one number"),
         (lambda: CrossValidation(jax.random.key(0), most=3)(X, X), "`most` must be at least 10; got 3"),
         (lambda: farthest_point_design(jax.random.key(0), X * np.nan, 3), "`x` has 40 entries that are not finite"),
-        (
-            lambda: farthest_point_design(jax.random.key(0), X[:, 0], 3),
-            r"`x` must have shape \(points, dim\); got \(20,\)",
-        ),
+        (lambda: farthest_point_design(jax.random.key(0), X[:, 0], 3), r"`x` must have shape .* got \(20,\)"),
         (lambda: farthest_point_design(jax.random.key(0), X, 0), "`number` must be at least 1; got 0"),
     ],
 )

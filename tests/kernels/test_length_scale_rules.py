@@ -30,9 +30,8 @@ def one_draw(rng_key, mean):
 
 
 def two_numbers(rng_key, mean):
-    return mean * jnp.array([1.0, 30.0]) + jnp.array([0.5, 60.0]) * jax.random.normal(
-        rng_key, (2,), jnp.result_type(mean)
-    )
+    noise = jax.random.normal(rng_key, (2,), jnp.result_type(mean))
+    return mean * jnp.array([1.0, 30.0]) + jnp.array([0.5, 60.0]) * noise
 
 
 def model(x=None, simulator=SHIFTED, size=40):
@@ -136,11 +135,7 @@ def test_kelfi_with_fixed_widths(rule):
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (
-            lambda x: kme.PosteriorBootstrap(model, kme.MMD(), length_scale=Third()),
-            ValueError,
-            "`loss` or `length_scale`, not",
-        ),
+        (lambda x: kme.PosteriorBootstrap(model, kme.MMD(), length_scale=Third()), ValueError, "`loss` or"),
         (lambda x: kme.PosteriorBootstrap(model, length_scale=0.3), TypeError, "`length_scale` must be a rule"),
         (
             lambda x: kme.PosteriorBootstrap(model, kme.MMD(Gaussian(1.0), length_scale=Third())).run(KEY, x),
@@ -157,11 +152,7 @@ def test_kelfi_with_fixed_widths(rule):
             ValueError,
             "`discrepancy` or `length_scale`, not",
         ),
-        (
-            lambda x: kme.KernelMeans(data_kernel=Gaussian(1.0), length_scale=Third()),
-            ValueError,
-            "`length_scale`, or `data_kernel`",
-        ),
+        (lambda x: kme.KernelMeans(data_kernel=Gaussian(1.0), length_scale=Third()), ValueError, "or `data_kernel`"),
         (lambda x: kme.KernelMeans(length_scale=1.0), TypeError, "`length_scale` must be a rule"),
     ],
 )

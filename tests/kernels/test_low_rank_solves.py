@@ -122,10 +122,7 @@ def test_the_choice_by_size(number, form):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (
-            lambda: DenseSolve().fit(HYPER, np.zeros((100_000, 2))),
-            "100000 simulations takes about 80 GB .*LowRankSolve",
-        ),
+        (lambda: DenseSolve().fit(HYPER, np.zeros((100_000, 2))), "100000 simulations takes about 80 GB"),
         (lambda: LowRankSolve(tolerance=0.0), "`tolerance` must be positive"),
         (lambda: LowRankSolve(max_rank=0), "`max_rank` must be at least 1"),
     ],

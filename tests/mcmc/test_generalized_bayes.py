@@ -98,9 +98,8 @@ def test_fresh_and_latent_noise_use_the_draws_they_are_given():
     expected = -30 * squared_mmd(X, 0.4 + z, np.full(16, 1 / 16), unbiased=True)
     np.testing.assert_allclose(found - rest, expected, atol=30 * 1e-4)
     fresh = generalized_bayes(model, LOSS, weight=1.0, noise=FreshNoise(16, repeats=3))
-    density = jax.jit(
-        lambda key: log_density(simulation_keys(fresh, rng_key=key), (X, 0.5), {}, {"mean": jnp.array(0.4)})[0]
-    )
+    at = (X, 0.5), {}, {"mean": jnp.array(0.4)}
+    density = jax.jit(lambda key: log_density(simulation_keys(fresh, rng_key=key), *at)[0])
     values = [float(density(random.key(k))) for k in (1, 1, 2)]
     assert values[0] == values[1] != values[2]
 
@@ -207,11 +206,7 @@ def test_noise_sensitivity_tells_quadrature_from_few_draws():
 @pytest.mark.parametrize(
     ("noise", "declared", "sentence"),
     [
-        (
-            CommonNoise(8),
-            dict(simulator=on_host, shape=(), dtype=float),
-            "`on_host` runs on the host.*PseudoMarginal.*AIES",
-        ),
+        (CommonNoise(8), dict(simulator=on_host, shape=(), dtype=float), "runs on the host.*PseudoMarginal.*AIES"),
         (CommonNoise(8), dict(simulator=counting), "`counting` returns whole numbers"),
         (FreshNoise(8), {}, "only the kernel `numpyro_kme.PseudoMarginal` samples correctly"),
     ],

@@ -360,9 +360,8 @@ def test_a_site_a_factor_and_the_handler_are_one_density():
 
     for theta in (jnp.array([-1.0, 0.5]), jnp.array([0.2, 0.1])):
         at = (X,), {}, {"theta": theta}
-        by_site, by_factor, by_handler = (
-            log_density(model, *at)[0] for model in (site, factor, surrogate(single, {"x": learnt()}))
-        )
+        models = site, factor, surrogate(single, {"x": learnt()})
+        by_site, by_factor, by_handler = (log_density(model, *at)[0] for model in models)
         np.testing.assert_allclose(by_factor, by_site, rtol=1e-6)
         np.testing.assert_allclose(by_handler, by_site, rtol=1e-4)
 
@@ -406,9 +405,7 @@ def test_what_takes_second_derivatives_finds_the_known_posterior():
     chain = MCMC(kernel, num_warmup=200, num_samples=400, progress_bar=False)
     chain.run(random.key(2), x, 40)
     for found in (laplace, chain.get_samples()["theta"]):
-        np.testing.assert_allclose(
-            found.mean(axis=0), exact, atol=4.5 / np.sqrt(2000)
-        )  # what so many simulations teach
+        np.testing.assert_allclose(found.mean(axis=0), exact, atol=4.5 / np.sqrt(2000))  # of the simulations
         np.testing.assert_allclose(found.std(axis=0), sd, rtol=0.35)
 
 
@@ -437,9 +434,7 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
     smodel = surrogate(single, {"x": fitted})
     inside = check_surrogate(smodel, {"theta": 0.3 * np.random.default_rng(0).normal(size=(50, 2))}, x)["x"]
     assert inside.beyond < 0.03 and inside.negative == 0.0
-    with pytest.warns(
-        UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters of site 'x'"
-    ):
+    with pytest.warns(UserWarning, match="50.00% of the posterior draws lie beyond the simulated parameters"):
         half = check_surrogate(smodel, {"theta": np.array([[30.0, 0.0], [0.0, 0.0]])}, x)["x"]
     assert half.beyond == 0.5
     grid = np.stack(np.meshgrid(*[np.linspace(-3.0, 3.0, 41)] * 2), -1).reshape(-1, 2)
@@ -453,9 +448,7 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
     assert SurrogateCheck(0.05, 0.05).findings("x") == []  # more is worth a warning
     with pytest.raises(ValueError, match="No observed site of the model has a learnt likelihood"):
         check_surrogate(single, {"theta": worst}, x)
-    with pytest.raises(
-        ValueError, match=r"at 'theta', of shape \(2,\), it has \(3, 4, 2\). Pass `mcmc.get_samples\(\)`"
-    ):
+    with pytest.raises(ValueError, match=r"at 'theta', of shape \(2,\), it has \(3, 4, 2\). Pass `mcmc.get_samples"):
         check_surrogate(smodel, {"theta": np.zeros((3, 4, 2))}, x)
     with pytest.raises(ValueError, match="it has nothing"):
         check_surrogate(smodel, {"eta": worst}, x)

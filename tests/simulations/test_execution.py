@@ -177,11 +177,7 @@ def of_a_closure():
 
 @pytest.mark.parametrize(
     ("simulator", "where"),
-    [
-        (of_the_module, "global `GENERATOR`"),
-        (Holding(GENERATOR), "attribute `own`"),
-        (of_a_closure(), "variable `draw`"),
-    ],
+    [(of_the_module, "`GENERATOR`"), (Holding(GENERATOR), "`own`"), (of_a_closure(), "`draw`")],
 )
 def test_random_numbers_of_ones_own_are_warned_of(simulator, where):
     with pytest.warns(UserWarning, match=f"has a random generator of its own, its .*{where}"):
@@ -254,9 +250,7 @@ def test_penalising_keeps_every_row():
     np.testing.assert_array_equal(np.flatnonzero(found.x["x"][:, 0] == -99.0), failed)
     np.testing.assert_array_equal(found.failed["theta"], found.latents["theta"][failed])
     assert sum(found.failures.values()) == len(failed) > 5
-    assert found.describe_failures().startswith(
-        f"{len(failed)} of 60 ({len(failed) / 60:.1%}): {len(failed)} x: Arithm"
-    )
+    assert found.describe_failures().startswith(f"{len(failed)} of 60 ({len(failed) / 60:.1%}): {len(failed)} x: ")
 
 
 @pytest.fixture

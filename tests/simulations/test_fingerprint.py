@@ -81,14 +81,8 @@ simulator = Model({})
 HOLDS = "held = {}\ndef simulator(rng, theta):\n    return theta + use(held, rng)\ndef use(held, rng): return held"
 
 SAME = {
-    "comments": (
-        PLAIN,
-        "def simulator(rng, theta):\n    # a walk\n\n    return theta + rng.normal(size=2)  # two steps",
-    ),
-    "brackets": (
-        PLAIN,
-        PLAIN.replace("theta + rng.normal(size=2)", "(\n        theta\n        + rng.normal(size=2)\n    )"),
-    ),
+    "comments": (PLAIN, "def simulator(rng, theta):\n    # a walk\n\n    return theta + rng.normal(size=2)  # steps"),
+    "brackets": (PLAIN, PLAIN.replace("theta + rng.normal(size=2)", "(\n        theta\n        + rng.normal(size=2))")),
     "another line": (PLAIN, "\n\n\nunused = 3\n" + PLAIN),
     "the order of a dictionary": (HOLDS.format("{'a': 1, 'b': 2}"), HOLDS.format("{'b': 2, 'a': 1}")),
     "an array anew": (HOLDS.format("np.arange(3.0)"), HOLDS.format("np.linspace(0.0, 2.0, 3)")),
@@ -147,10 +141,7 @@ DIFFERENT = {
         "def f(): pass\nsimulator = handlers.scope(f, prefix='a')",
         "def f(): pass\nsimulator = handlers.scope(f, prefix='b')",
     ),
-    "a function of a package": (
-        PLAIN.replace("theta +", "norm.pdf(theta) +"),
-        PLAIN.replace("theta +", "norm.cdf(theta) +"),
-    ),
+    "a function of a package": tuple(PLAIN.replace("theta +", f"norm.{name}(theta) +") for name in ("pdf", "cdf")),
 }
 STABLE = {  # nothing but that they are the same in every process
     "objects of packages": HOLDS.format(

@@ -189,14 +189,8 @@ def test_a_table_of_latents(problem, simulations):
     ("call", "sentence"),
     [
         (lambda p: Simulations.from_table(np.ones(3), np.ones(3)), r"`arguments` must have shape \(points, dim\)"),
-        (
-            lambda p: Simulations.from_table(np.ones((3, 1)), np.full(3, np.nan)),
-            "`x` has 3 entries that are not finite",
-        ),
-        (
-            lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4))}),
-            r"no simulations of.*\['y'\]",
-        ),
+        (lambda p: Simulations.from_table(np.ones((3, 1)), np.full(3, np.nan)), "`x` has 3 entries"),
+        (lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4))}), r"sites \['y'\]"),
         (
             lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4)), "y": np.ones((2, 3))}),
             r"site 'y' must have shape \(2, 4\); got \(2, 3\)",
