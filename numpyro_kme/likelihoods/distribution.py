@@ -123,9 +123,8 @@ class FittedLikelihood(Saved, Recomputed):
         y, (size, *groups, _) = np.asarray(y), z.shape
         lead = y.shape[: y.ndim - len(self.event_shape)]
         shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
-        impossible = self.surrogate.outside_support(
-            y.reshape(*lead, -1), z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])
-        )
+        points = z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])
+        impossible = self.surrogate.outside_support(y.reshape(*lead, -1), points)
         counts = np.broadcast_to(mask, impossible.shape)
         return (self.surrogate.region.beyond(z) | (impossible & counts).any(axis=shared)) & counts.any(axis=shared)
 

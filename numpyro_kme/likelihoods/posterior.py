@@ -17,9 +17,6 @@ from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog, Surrogate, log_positive_part, to_signed_log
 from numpyro_kme.samplers.importance import WeightedParticles, adaptive_importance_sampling, signed_logs, signed_moments
 
-STEP = 1e-5
-"""Steps of central differences, in coordinates."""
-
 
 @frozen
 class KernelMeansPosterior:
@@ -170,20 +167,15 @@ class KernelMeansPosterior:
         Raises:
             ValueError: If the measure has no density (`Points`).
         """
-        points, dim = np.asarray(self._particles.particles), self.measure.dim
-        steps = STEP * np.concatenate([np.zeros((1, dim)), np.eye(dim), -np.eye(dim)])
+        points = np.asarray(self._particles.particles)
 
         def losses(z):
             sign, log_size = signed_logs(self.likelihood, z)
             return np.where(sign > 0, -log_size - self.measure.log_densities(z), 1e10)
 
-        def loss(z):
-            value, *around = losses(z + steps)
-            right, left = np.split(np.array(around), 2)
-            return value, (right - left) / (2.0 * STEP)
-
         starts = points[np.argsort(losses(points))[:5]]
-        found = [scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B") for start in starts]
+        loss = lambda z: losses(z[None])[0]  # noqa: E731
+        found = [scipy.optimize.minimize(loss, start, jac="3-point", method="L-BFGS-B") for start in starts]
         return min(found, key=lambda result: result.fun).x
 
     def predictive_log_density(self, y_new: ArrayLike) -> SignedLog:

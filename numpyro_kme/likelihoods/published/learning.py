@@ -251,10 +251,9 @@ def learn(
 
     def search(training, begin, directions, starts, steps):
         """Maximise, with priors, over `begin + directions @ v` from the best start."""
-        low, high = (
-            np.array([choose(end[column > 0]) if column.any() else 0.0 for column in directions.T])
-            for choose, end in ((np.max, space.lower - begin), (np.min, space.upper - begin))
-        )
+        moved = directions > 0.0
+        low = np.max(np.where(moved, (space.lower - begin)[:, None], -np.inf), axis=0)
+        high = np.min(np.where(moved, (space.upper - begin)[:, None], np.inf), axis=0)
 
         def loss(v):
             at = begin + directions @ v

@@ -255,9 +255,6 @@ class KernelMeansSurrogate(Surrogate):
     def describe(self) -> Mapping[str, Any]:
         """Report what was learnt, which bounds were met, and what to look at."""
         kernel = self.hyper.data_kernel
-        data_kernel: dict[str, Any] = {"data kernel": str(kernel)}
-        if isinstance(kernel, Gaussian):
-            data_kernel = {"eps": np.asarray(kernel.length_scale)}
         return {
             "form": "kernel means likelihood of Hsu and Ramos (2019)",
             "beta": np.asarray(self.hyper.parameter_kernel.length_scale),
@@ -265,7 +262,11 @@ class KernelMeansSurrogate(Surrogate):
             "leave-one-out score": float(self.summary.score),
             "negative proportion": float(self.summary.negative_proportion),
             "solve": str(self.solution),
-            **data_kernel,
+            **(
+                {"eps": np.asarray(kernel.length_scale)}
+                if isinstance(kernel, Gaussian)
+                else {"data kernel": str(kernel)}
+            ),
             "at bounds": self.at_bounds,
         }
 

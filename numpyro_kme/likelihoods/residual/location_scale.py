@@ -128,11 +128,9 @@ def location_loss(
     slope_of_log, total = np.tanh(v), responsibility.sum(axis=-1)
     of_v += responsibility * slope_of_log + total[..., None] * target / (x.shape[-1] * scale)
     penalty, slope = location.penalty()
+    of_noise = of_smoothness.noise + 2.0 * np.sum(of_variance * own, axis=-1)
     gradient = Location(
-        replace(
-            jax.tree.map(np.add, slope.smoothness, of_smoothness),
-            noise=of_smoothness.noise + 2.0 * np.sum(of_variance * own, axis=-1),
-        ),
+        jax.tree.map(np.add, slope.smoothness, replace(of_smoothness, noise=of_noise)),
         slope.centre - np.sum(of_v / np.cosh(v), axis=-1) / width,
         slope.log_width - np.sum(of_v * slope_of_log, axis=-1) + total,
     )
@@ -256,9 +254,8 @@ class ScaleFunction:
         smoothness = self.location.smoothness
         self.last = smoothness.regress(smoothness.enough(at), noise, x)
         predictions, noise = self.last.held_out, (1.0 + JITTER) * noise
-        self.held_out, self.fitted = (
-            target - self.spread * rest for rest in (predictions.residual, noise * predictions.alpha)
-        )
+        self.held_out = target - self.spread * predictions.residual
+        self.fitted = target - self.spread * (noise * predictions.alpha)
 
 
 def explained(at: Inputs, v: np.ndarray, smoothness: Smoothness) -> float:

@@ -179,11 +179,9 @@ class RidgeFunctions:
     @staticmethod
     def together(parts: Sequence["RidgeFunctions"]) -> "RidgeFunctions":
         """Functions of the same coordinates, one part after another, in one pass."""
-        offset, linear, points, precision = (
-            np.concatenate([np.asarray(getattr(part, name)) for part in parts])
-            for name in ("offset", "linear", "points", "precision")
-        )
-        return RidgeFunctions(offset, linear, points, precision, block_diag(*(part.rbf for part in parts)))
+        *own, rbf = zip(*map(jax.tree.leaves, parts))
+        offset, linear, points, precision = map(np.concatenate, own)
+        return RidgeFunctions(offset, linear, points, precision, block_diag(*rbf))
 
     def combined(self, matrix: np.ndarray, added: ArrayLike = 0.0) -> "RidgeFunctions":
         """Sums of the functions with weights `(k, n)`, plus constants `(k,)`, with the kernels that they need."""
@@ -197,9 +195,7 @@ class RidgeFunctions:
 
         Cost: `r` exponentials a point, and products of matrices; under `vmap` too.
         """
-        offset, linear, points, precision, rbf = (
-            xp.asarray(leaf) for leaf in (self.offset, self.linear, self.points, self.precision, self.rbf)
-        )
+        offset, linear, points, precision, rbf = map(xp.asarray, jax.tree.leaves(self))
         z = z.astype(points.dtype)
         near = xp.exp(log_gaussians(z, points, precision, xp))
         return offset + features(z, xp).astype(z.dtype) @ linear.T + near @ rbf.T

@@ -211,6 +211,9 @@ class ResidualSurrogate(Surrogate):
         ends = dict.fromkeys((f"{explained.min():.0%}", f"{explained.max():.0%}"))
         gained = (f"{part} {round(float(np.sum(nats)), 2) + 0.0:.2f}" for part, nats in self.improvements.items())
         before = np.zeros(len(changes)) if curves is None else np.any(np.split(curves.linear, 2), axis=(0, 2))
+        mixed = (
+            f"each by itself, a product of their densities, in a mixture with weight {float(density.proportion):.0%}"
+        )
         told = {
             "form": "location-scale kernel means likelihood, an extension of Hsu and Ramos (2019)",
             "location": f"{' to '.join(ends)} of the variance of statistics, "
@@ -223,10 +226,7 @@ class ResidualSurrogate(Surrogate):
             "marginal transformations": f"curved: {self._list(np.asarray(marginals.scale) > 0.5)}",
             "held-out improvement, nats": ", ".join(gained),
             "given those before": self._list(before),
-            "residuals": "none"
-            if density.apart is None
-            else "each by itself, a product of their densities, in a "
-            f"mixture with weight {float(density.proportion):.0%}",
+            "residuals": mixed if density.apart is not None else "none",
             "eps": float(density.together.eps),
             "beta": float(density.together.beta),
             "mutual information": self.informativeness()[1],
