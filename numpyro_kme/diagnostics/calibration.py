@@ -12,9 +12,8 @@ from scipy.special import ndtr, ndtri
 
 from numpyro_kme._core import Card, arviz, checks, door, frozen, numbers, numpy_rng, progress, split
 from numpyro_kme.diagnostics.predictive import Arguments, data_sets, plan_of_data
-from numpyro_kme.engines.base import Engine
+from numpyro_kme.engines.base import Engine, each_outcome
 from numpyro_kme.engines.posterior import Posterior, problem_of
-from numpyro_kme.engines.posteriors import each_outcome
 from numpyro_kme.kernels.length_scales import mad_or_sd
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.samplers.importance import effective_size, systematic

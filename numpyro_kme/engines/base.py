@@ -2,7 +2,9 @@
 
 import abc
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib.resources import files
 from math import prod
@@ -12,9 +14,9 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import jax
 import numpy as np
 
-from numpyro_kme._core import Card, checks, door, is_default, progress, short, shown, split
+from numpyro_kme._core import Card, checks, child, door, host, is_default, progress, short, shown, split
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.engines.posteriors import Posteriors, each_outcome, rows_of
+from numpyro_kme.engines.posteriors import Outcome, Posteriors, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
@@ -251,6 +253,34 @@ class SimulationEngine(Engine[P]):
 
     def _condition(self, rng_key, args, kwargs, method):
         return method.posterior(rng_key, self._checked(observed_anew(method.problem, args, kwargs)))
+
+
+def each_outcome(
+    engine: Engine, rng_key: jax.Array, args: tuple, given: Sequence[Mapping[str, Any]]
+) -> Iterator[Outcome]:
+    """Condition an engine on each of some keyword arguments of the model; yields outcomes in their order."""
+
+    def one(number: int) -> Outcome:
+        found: Posterior | checks.EffectiveSampleSizeError
+        with progress.no_progress_bars(), checks.collected_warnings() as warned:
+            try:
+                found = engine.condition(child(rng_key, number), *args, **given[number])
+            except checks.EffectiveSampleSizeError as error:
+                found = error
+            except Exception as error:
+                error.add_note(f"This is of observation {number} of {len(given)}.")
+                raise
+        return found, tuple(warned)
+
+    host.keep_freed_memory()
+    threads = 1 if engine.method is None else host.processors()
+    with host.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(threads) as pool:
+        waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
+        try:
+            for future in waiting:
+                yield future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def learn_success(

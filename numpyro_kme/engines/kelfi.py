@@ -7,29 +7,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, child, in_jax_types, progress, split
-from numpyro_kme.engines.base import SimulationEngine, learn_success
-from numpyro_kme.engines.learnt_likelihoods import (
-    FromPosterior,
-    FromVariance,
-    LearntLikelihoods,
-    Proposal,
-    is_narrow,
-    prior_measure,
-    training,
-)
+from numpyro_kme._core import checks, child, in_jax_types, split
+from numpyro_kme.engines.base import SimulationEngine
+from numpyro_kme.engines.learnt_likelihoods import FromPosterior, FromVariance, LearntLikelihoods, Proposal, is_narrow
 from numpyro_kme.engines.learnt_model import joint_values
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, is_sure
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood
+from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.learnt_statistics import FEWEST, OfStatistics, SelectedStatistics, Statistics
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.transformed import Recorded
-from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import SimulatedMissing
 
@@ -259,28 +250,11 @@ class KELFI(SimulationEngine[LearntPosterior]):
 
     def _relearnt(self, fit_key, draw_key, before: LearntLikelihoods, problem: Problem, further):
         """Learn from further simulations too, and draw again."""
-        learnt = self._fit(fit_key, problem, before.simulations.joined(further), before)
+        learnt = LearntLikelihoods.learn(self, fit_key, problem, before.simulations.joined(further), before)
         return learnt, learnt.draw(draw_key, problem)
 
-    def _fit(self, rng_key, problem, simulations, before: LearntLikelihoods | None = None):
-        likelihoods, measures, made = {}, {}, [len(simulations)]
-        with progress.phase(f"learning from {len(simulations)} simulations", self.progress_bar):
-            for site in problem.observations:
-                theta, x, form, further = training(self, rng_key, problem, site, simulations)
-                first = before.likelihoods[site].coordinates if before else None
-                coordinates = (first or Coordinates.from_prior(rng_key, problem, site)).covering(theta)
-                known = before if before and coordinates is first else None
-                measures[site] = known.measures[site] if known else prior_measure(rng_key, problem, site, coordinates)
-                how = {"coordinates": coordinates, "measure": measures[site], **further}
-                fitted = fit_likelihood(theta, x, form=form, standard_errors=False, **how)
-                fitted = replace(fitted, near=simulations.near.get(site))
-                likelihoods[site] = fitted.after(known.likelihoods[site]) if known else fitted
-        found = {site: fitted.coordinates for site, fitted in likelihoods.items()}
-        for site, success in learn_success(problem, simulations, found).items():
-            likelihoods[site] = replace(likelihoods[site], success=success)
-        if before:
-            made = [*before.made, len(simulations) - len(before.simulations)]
-        return LearntLikelihoods(self, problem, simulations, likelihoods, measures, tuple(made))
+    def _fit(self, rng_key, problem, simulations):
+        return LearntLikelihoods.learn(self, rng_key, problem, simulations)
 
     def _checked(self, problem):
         if self.missing is not None:  # NaN in the observation is what it says, and not what was not observed

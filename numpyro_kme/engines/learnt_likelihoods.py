@@ -4,7 +4,6 @@ observation; and where the next round goes."""
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Self
 
 import jax
@@ -12,12 +11,13 @@ import numpy as np
 
 from numpyro_kme._core import Recomputed, checks, frozen, host, numpy_rng, progress, robust_standard_deviation, split
 from numpyro_kme.embeddings.measures import Measure, Points, standard_normal
+from numpyro_kme.engines.base import learn_success
 from numpyro_kme.engines.learnt_model import PARTICLES, LearntModel, PosteriorDraws, draw_in_coordinates, draw_in_model
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, emit_warnings, plain
 from numpyro_kme.engines.posterior import arviz_groups, sites_at
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.descent import ravel
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, with_halves
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood, with_halves
 from numpyro_kme.likelihoods.posterior import learn_normal
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
@@ -121,7 +121,30 @@ class LearntLikelihoods(Recomputed):
     simulations: Simulations
     likelihoods: Mapping[str, FittedLikelihood]
     measures: Mapping[str, Measure]
-    made: tuple[int, ...] = ()
+    made: tuple[int, ...]
+
+    @classmethod
+    def learn(
+        cls, engine: Any, rng_key: jax.Array, problem: Problem, simulations: Simulations, before: Self | None = None
+    ) -> "LearntLikelihoods":
+        """Learn from all simulations, with coordinates and settings of what was learnt `before` from the first of
+        these."""
+        likelihoods, measures, made = {}, {}, (before.made if before else ())
+        with progress.phase(f"learning from {len(simulations)} simulations", engine.progress_bar):
+            for site in problem.observations:
+                theta, x, form, further = training(engine, rng_key, problem, site, simulations)
+                first = before.likelihoods[site].coordinates if before else None
+                coordinates = (first or Coordinates.from_prior(rng_key, problem, site)).covering(theta)
+                known = before if before and coordinates is first else None
+                measures[site] = known.measures[site] if known else prior_measure(rng_key, problem, site, coordinates)
+                how = {"coordinates": coordinates, "measure": measures[site], **further}
+                fitted = fit_likelihood(theta, x, form=form, standard_errors=False, **how)
+                fitted = replace(fitted, near=simulations.near.get(site))
+                likelihoods[site] = fitted.after(known.likelihoods[site]) if known else fitted
+        found = {site: fitted.coordinates for site, fitted in likelihoods.items()}
+        for site, success in learn_success(problem, simulations, found).items():
+            likelihoods[site] = replace(likelihoods[site], success=success)
+        return cls(engine, problem, simulations, likelihoods, measures, (*made, len(simulations) - sum(made)))
 
     def with_halves(self, rng_key: jax.Array) -> Self:
         """Learn from halves of the simulations too, for standard errors."""
@@ -269,14 +292,7 @@ def take(rng_key: jax.Array, latents: Latents, size: int, odds: np.ndarray | Non
 
 def is_narrow(draws: Latents, prior: Latents) -> bool:
     """True if the robust standard deviation of some number is below `NARROW` of the prior's."""
-    own, other = _varying(draws, prior)
-    scale = partial(np.apply_along_axis, robust_standard_deviation, 0)
-    return bool(np.any(scale(own) < NARROW * scale(other)))
-
-
-def _varying(one: Latents, other: Latents) -> tuple[np.ndarray, np.ndarray]:
-    """Tables `(m, k)` of the numbers of two sets of draws that vary in the other by more than rounding in float32; a
-    correlation with itself does not."""
-    table = ravel(other, 1)
-    kept = np.ptp(table, axis=0) > 1e-6 * np.max(np.abs(table), axis=0)
-    return ravel(one, 1)[:, kept], table[:, kept]
+    tables = ravel(draws, 1), ravel(prior, 1)
+    varying = np.ptp(tables[1], axis=0) > 1e-6 * np.max(np.abs(tables[1]), axis=0)  # by more than rounding in float32
+    own, other = (np.apply_along_axis(robust_standard_deviation, 0, table) for table in tables)
+    return bool(np.any(varying & (own < NARROW * other)))

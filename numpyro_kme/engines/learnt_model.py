@@ -4,6 +4,7 @@ through the model otherwise; latents that are discrete are summed over."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import scipy
 from scipy import special
 
-from numpyro_kme._core import checks, compat, host, numpy_function, numpy_rng, saveable, to_host
+from numpyro_kme._core import checks, compat, host, numpy_function, numpy_rng, pieces, saveable, to_host
 from numpyro_kme._core.programs import Program, Recomputed, split
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -221,11 +222,9 @@ def joint_values(problem: Problem) -> dict[str, np.ndarray]:
         why = f"the discrete latents have {total:g} joint values: KELFI sums over at most {MOST_VALUES}"
         raise checks.explained(discrete_message(name, problem.latents[name], why))
     entries = [one for one, size in sets.values() for _ in range(size)]
-    table = np.stack([grid.ravel() for grid in np.meshgrid(*entries, indexing="ij")], axis=1)
-    ends = np.cumsum([size for _, size in sets.values()])[:-1]
-    parts = zip(sets, np.split(table, ends, axis=1), strict=True)
-    latents = problem.latents
-    return {n: part.reshape(-1, *latents[n].value.shape).astype(latents[n].value.dtype) for n, part in parts}
+    values = [problem.latents[name].value for name in sets]
+    parts = pieces(np.array(list(product(*entries))), [value.shape for value in values])
+    return {name: part.astype(value.dtype) for name, part, value in zip(sets, parts, values)}
 
 
 @numpy_function

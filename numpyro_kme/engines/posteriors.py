@@ -1,8 +1,6 @@
-"""Posteriors of many observations: conditioned in threads, held as one value, with one summary and one ArviZ object."""
+"""Posteriors of many observations: one value, with one summary and one ArviZ object."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from operator import attrgetter
 from typing import Any
@@ -10,50 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import (
-    Card,
-    Saved,
-    arviz,
-    checks,
-    child,
-    frozen,
-    host,
-    names_and_shapes,
-    numbers,
-    progress,
-    saveable,
-)
+from numpyro_kme._core import Card, Saved, arviz, checks, frozen, names_and_shapes, numbers, saveable
 from numpyro_kme.engines.posterior import SHOWN, Posterior, Samples
-from numpyro_kme.models import outputs
 
 Outcome = tuple[Posterior | checks.EffectiveSampleSizeError, tuple[str, ...]]
 """The posterior of one observation, or the error of an engine that has none for it, and the warnings."""
-
-
-def each_outcome(engine: Any, rng_key: jax.Array, args: tuple, given: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
-    """Condition an engine on each of some keyword arguments of the model; yields outcomes in their order."""
-
-    def one(number: int) -> Outcome:
-        found: Posterior | checks.EffectiveSampleSizeError
-        with progress.no_progress_bars(), checks.collected_warnings() as warned:
-            try:
-                found = engine.condition(child(rng_key, number), *args, **given[number])
-            except checks.EffectiveSampleSizeError as error:
-                found = error
-            except Exception as error:
-                error.add_note(f"This is of observation {number} of {len(given)}.")
-                raise
-        return found, tuple(warned)
-
-    host.keep_freed_memory()
-    threads = 1 if engine.method is None else host.processors()
-    with host.one_blas_thread, outputs.unchanged(), ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(copy_context().run, one, number) for number in range(len(given))]
-        try:
-            for future in waiting:
-                yield future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def rows_of(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """The latents of a model as one vector that is free of constraints."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -51,22 +51,14 @@ class Unconstrained(Recomputed):
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def read(
-        cls, model: Callable, args: tuple, kwargs: Mapping, latents: Arrays, discrete: Collection[str] = ()
-    ) -> "Unconstrained":
-        """Read the shapes at one point `{site: value}` of the latents, of which the `discrete` ones are left to be
-        given."""
-        unread = cls(model, args, kwargs, {})
-        sites = unread._sites(latents, discrete)
-        return replace(
-            unread, shapes={name: jax.eval_shape(partial(_free, site)).shape for name, site in sites.items()}
-        )
-
-    @classmethod
     def of(cls, problem: Problem, discrete: Collection[str] = ()) -> "Unconstrained":
         """Read the shapes of a problem, of whose latents the `discrete` ones are left to be given."""
-        latents = {name: latent.value for name, latent in problem.latents.items()}
-        return cls.read(problem.model, problem.args, problem.kwargs, latents, discrete)
+        shapes = {
+            name: biject_to(latent.fn.support).inverse_shape(np.shape(latent.value))
+            for name, latent in problem.latents.items()
+            if name not in discrete
+        }
+        return cls(problem.model, problem.args, problem.kwargs, shapes)
 
     @property
     def dim(self) -> int:
@@ -75,8 +67,10 @@ class Unconstrained(Recomputed):
 
     def flatten(self, latents: Arrays) -> jax.Array:
         """The vector `u` of one point of the latents, `{site: value}`."""
-        sites = self._sites(latents, set(latents) - set(self.shapes))
-        return jnp.concatenate([jnp.ravel(_free(sites[name])) for name in self.shapes])
+        trace, _ = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
+        sites = {name: trace[name] for name in self.shapes}
+        free = [biject_to(site["fn"].support).inv(site["value"]) for site in sites.values()]
+        return jnp.concatenate(list(map(jnp.ravel, free)))
 
     def flatten_rows(self, latents: Arrays) -> np.ndarray:
         """The vectors `(m, D)` of many points of the latents, `{site: (m, *shape)}`."""
@@ -127,16 +121,5 @@ class Unconstrained(Recomputed):
             log_jacobian += jnp.sum(transform.log_abs_det_jacobian(piece, trace[name]["value"]))
         return trace, simulators, log_jacobian
 
-    def _sites(self, latents: Arrays, discrete: Collection[str] = ()) -> dict[str, Any]:
-        """The sites of latents that are not `discrete`, at one point."""
-        trace, _ = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
-        wanted = set(latents) - set(discrete)
-        return {name: site for name, site in trace.items() if site["type"] == "sample" and name in wanted}
-
     def _run(self, values: Messenger, given: Arrays = MappingProxyType({})):
         return run(self.model, *in_present_precision((self.args, dict(self.kwargs))), None, given, values)
-
-
-def _free(site: Any) -> jax.Array:
-    """The value of a site, free of constraints."""
-    return biject_to(site["fn"].support).inv(site["value"])

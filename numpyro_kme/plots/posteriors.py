@@ -118,7 +118,7 @@ def rounds(engine: Engine, names: Names = None, *, ax: Any = None, **style: Any)
     known = posterior.simulations.latents
     columns = chosen({name: known[name] for name in posterior.latents if name in known}, names)
     draws = chosen(_draws(posterior))
-    ends = np.minimum(np.cumsum([0, *(size for size, _ in engine.method.history)]), len(posterior.simulations))
+    ends = np.cumsum([0, *engine.method.made])
     figure, axes = panels(len(columns), ax)
     for axis, (name, values) in zip(axes, columns.items()):
         for start, end in pairwise(ends):

@@ -51,10 +51,3 @@ def model(x=None):
     """Parameters `theta` and the four points as one vector `x`, `(8,)`."""
     theta = numpyro.sample("theta", prior())
     numpyro.sample("x", Simulator(points, theta), obs=x)
-
-
-def plated_model(x=None):
-    """Parameters `theta` and the four points as draws along a plate, `(4, 2)`: one density is learnt for all."""
-    theta = numpyro.sample("theta", prior())
-    with numpyro.plate("points", POINTS):
-        numpyro.sample("x", Simulator(point, theta, event_dims=1), obs=x)

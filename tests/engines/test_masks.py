@@ -200,7 +200,7 @@ def test_the_surrogate_model_adds_up_what_counts(kelfi, mask, scale):
     smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
     given = dict(x=hidden(np.broadcast_to(mask, 4)), mask=mask, scale=scale)
     with jax.numpy_rank_promotion("allow"):
-        target = Unconstrained.read(smodel, (), given, {"theta": theta})
+        target = Unconstrained(smodel, (), given, {"theta": ()})
 
         @jax.jit
         def found(theta):

@@ -51,6 +51,8 @@ def test_every_simulation_is_kept_and_its_origin_told(rounds):
     idata = rounds.to_inference_data()
     assert idata["prior"]["theta"].shape == (1, 20) and idata["proposal"]["theta"].shape == (1, 40)
     assert idata["proposal_predictive"]["x"].shape == (1, 40, 1)
+    lines = kme.plots.rounds(rounds).axes[0].lines
+    assert [len(line.get_xdata()) for line in lines if line.get_marker() == "."] == [20, 20, 20]
 
 
 def noisy(rng_key, theta):

@@ -25,11 +25,12 @@ def model(y=None):
 
 
 LATENTS = {"scale": jnp.array(1.7), "top": jnp.array(0.4), "weights": jnp.array([0.2, 0.5, 0.3])}
+SHAPES = {"scale": (), "top": (), "weights": (2,)}
 Y = jnp.array([0.3, -1.0, 2.0, 0.1])
 
 
 def test_terms_add_up_to_the_potential_energy_and_tell_prior_and_likelihood_apart():
-    target = Unconstrained.read(model, (Y,), {}, LATENTS)
+    target = Unconstrained(model, (Y,), {}, SHAPES)
     assert target.dim == 4
     u = target.flatten(LATENTS)
     parts = {"scale": u[0], "top": u[1], "weights": u[2:]}
@@ -47,7 +48,7 @@ def test_a_list_is_an_observation_under_a_mask():
         with handlers.mask(mask=np.array([True, False, True])):
             numpyro.sample("y", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, 1.0)), 1.0).expand([3]), obs=y)
 
-    target = Unconstrained.read(masked, ([0.5, 1.0, -2.0],), {}, {"mean": jnp.array(0.2)})
+    target = Unconstrained(masked, ([0.5, 1.0, -2.0],), {}, {"mean": ()})
     found = jax.jit(target.terms)(jnp.array([0.2])).log_likelihood
     np.testing.assert_allclose(found, stats.norm.logpdf([0.5, -2.0], 0.2).sum(), rtol=1e-12)
 
@@ -55,23 +56,22 @@ def test_a_list_is_an_observation_under_a_mask():
 def test_rows_are_those_of_each_point(rng):
     """Far out too, where values are kept inside their bounds."""
     cases = {
-        "real": (dist.Normal(0.0, 1.0).expand([3, 2]), np.ones((3, 2))),
-        "vector": (dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)), np.ones(2)),
-        "positive": (dist.LogNormal(0.0, 1.0), np.ones(())),
-        "bounded": (dist.Uniform(-1.0, 2.0).expand([2]).to_event(1), np.ones(2)),
-        "proportion": (dist.Beta(2.0, 2.0), np.array(0.5)),
+        "real": dist.Normal(0.0, 1.0).expand([3, 2]),
+        "vector": dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)),
+        "positive": dist.LogNormal(0.0, 1.0),
+        "bounded": dist.Uniform(-1.0, 2.0).expand([2]).to_event(1),
+        "proportion": dist.Beta(2.0, 2.0),
     }
 
     def priors():
-        for name, (prior, _) in cases.items():
+        for name, prior in cases.items():
             numpyro.sample(name, prior)
 
-    latents = {name: jnp.asarray(value) for name, (_, value) in cases.items()}
-    target = Unconstrained.read(priors, (), {}, latents)
+    target = Unconstrained(priors, (), {}, {name: prior.shape() for name, prior in cases.items()})
     u = rng.normal(scale=[[1.0], [10.0], [100.0]], size=(3, target.dim))
     found = target.constrain_rows(u)
     one = jax.jit(target.constrain)(u[0])
-    for name, (prior, _) in cases.items():
+    for name, prior in cases.items():
         np.testing.assert_allclose(found[name][0], one[name], rtol=1e-12)
         assert np.all(prior.support(found[name])), name
     np.testing.assert_allclose(target.flatten_rows(found)[0], u[0], rtol=1e-9)
@@ -79,7 +79,7 @@ def test_rows_are_those_of_each_point(rng):
 
 def test_rows_where_a_bound_is_another_latent(rng):
     """And a simplex."""
-    target = Unconstrained.read(model, (Y,), {}, LATENTS)
+    target = Unconstrained(model, (Y,), {}, SHAPES)
     u = rng.normal(size=(5, 4))
     latents = target.constrain_rows(u)
     assert np.all(latents["top"] < latents["scale"])

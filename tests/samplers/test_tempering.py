@@ -67,8 +67,8 @@ def test_draws_in_a_model_come_with_their_density_in_its_own_units():
         numpyro.sample("y", dist.Normal(jnp.log(theta), 0.5), obs=y)
 
     prior = {"theta": np.exp(np.random.default_rng(0).normal(size=N)).astype(np.float32)}
-    target = Unconstrained.read(model, (0.8,), {}, {"theta": prior["theta"][0]})
-    latents = {"theta": SimpleNamespace(value=prior["theta"][0])}
+    target = Unconstrained(model, (0.8,), {}, {"theta": ()})
+    latents = {"theta": SimpleNamespace(value=prior["theta"][0], fn=dist.LogNormal(0.0, 1.0))}
     nothing = dict(
         kwargs={}, observations={}, simulators={}, discrete=(), draw=lambda *_: SimpleNamespace(latents=prior)
     )
