@@ -21,6 +21,7 @@ from numpyro_kme.likelihoods.statistics import StatisticsTransform
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.mcmc.chain_checks import SurrogateCheck, check_surrogate
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.simulations import Simulations
 
 QUANTILES = 30
 """Numbers that many draws along a plate are compared by."""
@@ -118,18 +119,24 @@ def misspecification_test(
 
 def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Simulations of a site at prior draws, its observation, and names of its numbers, without what is masked."""
-    problem, simulations = problem_of(posterior), posterior.simulations
-    if simulations is None:
-        raise checks.explained(
-            f"`x` must keep its simulations; {posterior.engine} does not. Pass simulated outputs of prior draws.",
-            TypeError,
-        )
+    problem, simulations = problem_of(posterior), simulations_of(posterior)
     found = problem.simulators[site]
     x = found.counted(np.asarray(simulations.x[site])[: len(simulations) - simulations.proposed], 1)
     observed = found.counted(problem.observations[site])
     if found.simulator.batch_shape and found.alike and not found.simulator.ragged:
         return _in_order(x, observed, found.simulator)
     return x, observed, names_of_numbers(site, observed.shape, () if found.simulator.ragged else found.simulator.labels)
+
+
+def simulations_of(posterior: Posterior) -> Simulations:
+    """The simulations of a posterior that keeps them."""
+    if posterior.simulations is None:
+        raise checks.explained(
+            f"{posterior.engine} keeps no simulations. Call the other diagnostics one by one, and "
+            "`misspecification_test` with simulated outputs of prior draws.",
+            TypeError,
+        )
+    return posterior.simulations
 
 
 def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -244,12 +251,7 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     checks.key(rng_key)
     checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     posterior = engine.posterior
-    problem, simulations = problem_of(posterior), posterior.simulations
-    if simulations is None:
-        raise checks.explained(
-            f"`engine` must keep its simulations; {type(engine).__name__} does not. Call the diagnostics one by one.",
-            TypeError,
-        )
+    problem, simulations = problem_of(posterior), simulations_of(posterior)
     predictive_key, calibrate_key = split(rng_key)
     calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
     predictive = predictive_check(predictive_key, engine)

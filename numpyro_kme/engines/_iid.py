@@ -124,11 +124,6 @@ class IidModel(Recomputed):
         """Latents and deterministic sites `{site: (m, *event)}` at unconstrained `u (m, dim)`."""
         return sites_at(self.problem, programs.in_blocks(self._programs[1], u)[0])
 
-    def unconstrain(self, latents: Mapping[str, Any]) -> np.ndarray:
-        """Inverse of `latents`, without deterministic sites: `(m, dim)`."""
-        points = {name: np.asarray(latents[name], np.float64) for name in self.target.shapes}
-        return self.target.flatten_rows(points)
-
     def covariates(self, name: str | None) -> np.ndarray | None:
         """The covariates of the points that are not masked, `(points, ...)`, from the model's argument of this name;
         the simulator's arguments that vary along the plate and depend on no latent when left out."""

@@ -1,15 +1,14 @@
 """What every engine shares: settings in the constructor, data in `run`, and a posterior that is a value."""
 
 import abc
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from importlib.resources import files
 from math import prod
 from os import PathLike
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -91,13 +90,6 @@ class Engine(abc.ABC, Generic[P]):
         """Raise an error where the last run serves one observation alone."""
         self._last  # noqa: B018 (raises an error before `run`)
 
-    def _settings(self) -> Self:
-        """The engine as it is set now, checked, without what it found."""
-        bare = copy.copy(self)
-        bare._found = None
-        bare.check_settings()
-        return bare
-
     @door
     def run(self, rng_key: jax.Array, *args, **kwargs) -> None:
         """Infer the latents of `model(*args, **kwargs)`; observations are passed as the model takes them.
@@ -113,7 +105,7 @@ class Engine(abc.ABC, Generic[P]):
         checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         with outputs.unchanged(), checks.each_once():
-            self._found = self._settings()._infer(rng_key, args, kwargs)
+            self._found = replace(self)._infer(rng_key, args, kwargs)
 
     @door
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> P:
@@ -129,7 +121,7 @@ class Engine(abc.ABC, Generic[P]):
         """
         checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-        return self._settings()._condition(rng_key, args, kwargs, self.method)
+        return replace(self)._condition(rng_key, args, kwargs, self.method)
 
     @door
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
@@ -305,6 +297,15 @@ def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, w
     checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
     checks.require(given is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
     checks.instance(name, given, kind | None, what)
+
+
+def check_weighting(engine: Any, **positive: float | None) -> None:
+    """Check the settings of engines that weight simulations: their number, and numbers that are positive if given."""
+    checks.instance("regression_adjustment", engine.regression_adjustment, bool, "True or False")
+    checks.whole("num_simulations", engine.num_simulations, 20, " Thousands are usual.")
+    for name, value in positive.items():
+        if value is not None:
+            checks.positive_number(name, value)
 
 
 def check_kernel(kernel: Any, rule: LengthScaleRule | None) -> None:

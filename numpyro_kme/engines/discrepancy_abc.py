@@ -17,9 +17,9 @@ from numpyro_kme.abc.weighting import (
     soft_abc_weights,
 )
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
-from numpyro_kme.engines.base import SimulationEngine, check_rule
+from numpyro_kme.engines.base import SimulationEngine, check_rule, check_weighting
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import WeightedPosterior, WeightingMethod, check_weighting
+from numpyro_kme.engines.weighting import WeightedPosterior, WeightingMethod
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, mad_or_sd
 from numpyro_kme.losses.base import Loss
@@ -70,7 +70,7 @@ class K2ABC(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self.num_simulations, self.regression_adjustment, epsilon=self.epsilon)
+        check_weighting(self, epsilon=self.epsilon)
         what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
         check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
 
@@ -130,7 +130,7 @@ class RejectionABC(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self.num_simulations, self.regression_adjustment)
+        check_weighting(self)
         check_acceptance(self.quantile, self.threshold)
         if self.discrepancy is not None:
             check_discrepancy(self.discrepancy)
@@ -141,8 +141,6 @@ class RejectionABC(SimulationEngine[WeightedPosterior]):
         weights_of = partial(rejection_weights, quantile=self.quantile, threshold=self.threshold)
         if self.discrepancy is not None or self.length_scale is not None:
             table.require_rows("a discrepancy")
-            if self.length_scale is not None or isinstance(self.discrepancy, Estimator | Loss):
-                table.require_one_length("a discrepancy between data sets")
             how = weights_of, self.discrepancy, self.length_scale
             return DiscrepancyWeights(self, rng_key, problem, table, *how)
         checks.require(

@@ -207,7 +207,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
         checks.key(rng_key)
-        posterior, settings = self.posterior, self._settings()
+        posterior, settings = self.posterior, replace(self)
         problem = posterior.problem
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: in_jax_types(latents[name]) for name in problem.latents if name in latents}

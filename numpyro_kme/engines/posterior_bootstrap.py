@@ -69,10 +69,10 @@ class BootstrapPosterior(Posterior):
         """
         shapes, estimate = self.iid.target.shapes, self.mode()
         checks.require(site in shapes, f"`site` must be one of {list(shapes)}; got {site!r}.")
-        latents = {name: np.repeat(estimate[name][None], len(values), axis=0) for name in shapes}
+        latents = {name: np.repeat(estimate[name][None].astype(float), len(values), axis=0) for name in shapes}
         entry: Any = (slice(None), *index)
         latents[site][entry] = np.asarray(values)
-        return self.losses(self.iid.unconstrain(latents))
+        return self.losses(self.iid.target.flatten_rows(latents))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

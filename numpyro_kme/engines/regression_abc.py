@@ -10,15 +10,9 @@ from numpyro_kme._core import checks, frozen, in_jax_types, split
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines.base import SimulationEngine, check_kernel, learn_success
+from numpyro_kme.engines.base import SimulationEngine, check_kernel, check_weighting, learn_success
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import (
-    SignedWeights,
-    WeightedPosterior,
-    WeightingMethod,
-    check_weighting,
-    squared_distances,
-)
+from numpyro_kme.engines.weighting import SignedWeights, WeightedPosterior, WeightingMethod, squared_distances
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, log_lengths
@@ -76,7 +70,7 @@ class KernelABC(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self.num_simulations, self.regression_adjustment, regularisation=self.regularisation)
+        check_weighting(self, regularisation=self.regularisation)
         checks.positive_number("tolerance", self.tolerance)
         check_kernel(self.kernel, self.length_scale)
 
@@ -154,8 +148,7 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        positive = {"regularisation": self.regularisation, "delta": self.delta}
-        check_weighting(self.num_simulations, self.regression_adjustment, **positive)
+        check_weighting(self, regularisation=self.regularisation, delta=self.delta)
         checks.positive_number("tolerance", self.tolerance)
         check_kernel(self.kernel, self.length_scale)
         if self.num_folds is not None:
@@ -265,7 +258,7 @@ class DistributionRegressionABC(SimulationEngine[WeightedPosterior]):
     def check_settings(self):  # noqa: D102
         super().check_settings()
         positive = {name: getattr(self, name) for name in ("regularisation", "epsilon", "tolerance")}
-        check_weighting(self.num_simulations, self.regression_adjustment, **positive)
+        check_weighting(self, **positive)
         check_kernel(self.kernel, self.length_scale)
 
     def _fit(self, rng_key, problem, simulations):

@@ -293,15 +293,6 @@ def squared_distances(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> np.ndarra
     return own - 2.0 * np.asarray(kernel.gram(y, x))
 
 
-def check_weighting(num_simulations: int, regression_adjustment: bool, **positive: float | None) -> None:
-    """Check the settings of engines that weight simulations: their number, and numbers that are positive if given."""
-    checks.instance("regression_adjustment", regression_adjustment, bool, "True or False")
-    checks.whole("num_simulations", num_simulations, 20, " Thousands are usual.")
-    for name, value in positive.items():
-        if value is not None:
-            checks.positive_number(name, value)
-
-
 def warn_if_far(name: str, distances: np.ndarray, between: np.ndarray) -> bool:
     """Warn of an observation that lies away from all simulations, which no effective sample size sees."""
     far = out_of_distribution_check(distances, between)

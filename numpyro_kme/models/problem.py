@@ -164,14 +164,10 @@ class Problem(Recomputed):
         words = {name: fold_in(key, rows) for name, key in keys.items()}
         return self._at(self._observed, self._checked(latents), None, words)
 
-    def inside_support(self, latents: Arrays) -> dict[str, np.ndarray]:
-        """Tell whether latents `{site: (m, *shape)}` lie in the support of their priors, given those before them:
-        `{site: (m,)}`."""
-        return self._at(self._inside, self._checked(latents))
-
     def require_inside_support(self, what: str, latents: Arrays) -> None:
-        """Refuse latents `{site: (m, *shape)}`, which an argument called `what` gives, where their priors are zero."""
-        for name, inside in self.inside_support(latents).items():
+        """Refuse latents `{site: (m, *shape)}`, which an argument called `what` gives, where their priors, given the
+        latents before them, are zero."""
+        for name, inside in self._at(self._inside, self._checked(latents)).items():
             outside = latents[name][~inside]
             checks.require(
                 not len(outside),

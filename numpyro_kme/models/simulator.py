@@ -102,9 +102,9 @@ class Simulator(Distribution):
         self.fn = fn
         self.params = tuple(map(jnp.asarray, in_present_precision(params)))
         shapes, dtypes = [param.shape for param in self.params], [param.dtype for param in self.params]
-        plates = compat.plate_shape()
-        if event_dims is None and any(_along(shape, plates) for shape in shapes):
-            event_dims = tuple((_along(shape, plates) or [len(shape)])[0] for shape in shapes)
+        if event_dims is None:
+            dims = tuple(_dims_of_one_call(shape, compat.plate_shape()) for shape in shapes)
+            event_dims = None if dims == tuple(map(len, shapes)) else dims
         self.groups, self.call_shapes = _groups_and_calls(fn, shapes, event_dims)
         self.black_box = declared
         self._event_dims_given = event_dims is not None
@@ -177,8 +177,14 @@ class Simulator(Distribution):
     def expand(self, batch_shape) -> "Simulator":
         """The simulator under plates: one call for each element of `batch_shape`."""
         batch_shape = tuple(batch_shape)
-        if not self._event_dims_given:
-            self._refuse_ambiguity(batch_shape)
+        for i, param in enumerate(() if self._event_dims_given else self.params):
+            checks.require(
+                param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
+                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and the simulator is expanded to "
+                f"{batch_shape} calls, so it is not clear whether the parameter runs along a plate. Make the simulator "
+                "inside of its plates, with their shape in front of what runs along them, or pass event_dims, with one "
+                f"number for each of the {len(self.params)} parameters.",
+            )
         checks.require(
             checks.expands(self.batch_shape, batch_shape),
             f"Simulator `{self.name}` has batch shape {self.batch_shape}, which does not expand to {batch_shape}.",
@@ -266,21 +272,13 @@ class Simulator(Distribution):
         shape = jnp.broadcast_shapes(self.batch_shape, lead)
         return _log_prob(value, *self.params, shape=shape, dtype=jnp.result_type(float), message=sentence)
 
-    def _refuse_ambiguity(self, batch_shape: Shape) -> None:
-        for i, param in enumerate(self.params):
-            checks.require(
-                param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
-                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and the simulator is expanded to "
-                f"{batch_shape} calls, so it is not clear whether the parameter runs along a plate. Make the simulator "
-                "inside of its plates, with their shape in front of what runs along them, or pass event_dims, with one "
-                f"number for each of the {len(self.params)} parameters.",
-            )
 
-
-def _along(shape: Shape, plates: Shape) -> list[int]:
-    """List how many trailing dimensions of a parameter may belong to one call, if those before run along plates."""
-    dims = range(len(shape)) if shape and shape[0] != 1 else ()
-    return [d for d in dims if checks.expands(shape[: len(shape) - d], plates)]
+def _dims_of_one_call(shape: Shape, plates: Shape) -> int:
+    """Count the trailing dimensions of a parameter that belong to one call, where those before run along plates."""
+    lead = 0 if shape[:1] == (1,) else len(shape)
+    while not checks.expands(shape[:lead], plates):
+        lead -= 1
+    return len(shape) - lead
 
 
 class _MaskedSimulator(MaskedDistribution):

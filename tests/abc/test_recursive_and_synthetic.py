@@ -69,7 +69,7 @@ def test_recursive_abc_where_arguments_do_not_determine_the_latents():
     problem, engine = kme.Problem.read(hierarchical, x=X), kme.KernelRecursiveABC(hierarchical, 150, num_iterations=5)
     engine.run(KEY, x=X)
     draws = engine.get_samples()
-    assert all(inside.all() for inside in problem.inside_support(draws).values())
+    problem.require_inside_support("draws", draws)
     far = np.abs(problem.draw(KEY, 500).latents["theta"] - 0.8).mean()
     assert np.abs(draws["theta"] - 0.8).mean() < 0.3 * far
     assert abs(engine.posterior.mode()["theta"] - 0.8) < 0.3 * far
