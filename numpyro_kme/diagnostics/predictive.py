@@ -202,16 +202,14 @@ def _require_passed_on(rng_key: jax.Array, again: Problem, simulations: Simulati
             value.shape == x.shape and np.allclose(value[seen], x[seen], rtol=1e-4),
             f"The model does not observe at {site!r} the simulated output or draw that is passed to it, but "
             f"{checks.line(value)} where {checks.line(x)} was drawn: it changes its argument before, or observes "
-            "something else. Pass `arguments=lambda x: dict(...)`, which turns what was drawn into what the model "
-            "takes.",
+            "something else. Pass `arguments=lambda x: dict(...)`, which turns what was drawn into its arguments.",
         )
     first = {name: np.asarray(value)[:1] for name, value in simulations.latents.items()}
     for site, value in again.draw_factors(rng_key, first).items():
         checks.require(
             np.allclose(value[0], drawn[site], rtol=1e-4, equal_nan=True),
             f"The distribution of site {site!r} changes with the data that are passed to the model, so that no data "
-            "sets can be drawn from it. Let it depend on latents and covariates alone, or put the whole into a "
-            "simulator.",
+            "sets can be drawn. Let it depend on latents and covariates alone, or put the whole into a simulator.",
         )
 
 

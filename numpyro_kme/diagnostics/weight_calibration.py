@@ -56,8 +56,7 @@ def calibrate_weight(bootstrap: PosteriorBootstrap, *, level: float = 0.9) -> We
     offsets = (found.u - found.minimum)[converged]
     checks.require(
         2 * len(offsets) >= len(converged) and len(offsets) > offsets.shape[1],
-        f"Only {len(offsets)} of {len(converged)} bootstrap replicates converged: look at the run of "
-        "PosteriorBootstrap first.",
+        f"Only {len(offsets)} of {len(converged)} bootstrap replicates converged: look at the run first.",
     )
     hessian = np.asarray(found.hessian)
     weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))

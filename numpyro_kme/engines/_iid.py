@@ -68,10 +68,9 @@ class IidModel(Recomputed):
         frames, value = trace[site]["cond_indep_stack"], np.asarray(in_jax_types(trace[site]["value"]))
         checks.require(
             len(frames) == 1 and value.shape[:1] == (frames[0].size,),
-            f"the observed site {site!r} of shape {value.shape} must stand in one plate, the "
-            f"data plate, along its first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. "
-            f"Write: with numpyro.plate('data', len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each "
-            "data point.",
+            f"the observed site {site!r} of shape {value.shape} must stand in one plate, the data plate, along its "
+            f"first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. Write: with "
+            f"numpyro.plate('data', len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each data point.",
         )
         checks.real(f"observation at {site!r}", value)
         checks.resolved(f"the observation at {site!r}", value, jnp.zeros(()))
@@ -175,8 +174,7 @@ class IidModel(Recomputed):
         """
         checks.require(
             self.simulator is not None,
-            "centring on the model's own prior predictive needs a Simulator site; give `centering` a distribution or a "
-            "sampler.",
+            "a prior predictive needs a Simulator site; give `centering` a distribution or a sampler.",
         )
         return partial(self._predicted, self.family(covariates))
 
@@ -206,8 +204,7 @@ class IidModel(Recomputed):
                 fn = fn.base_dist
             checks.require(
                 fn.batch_shape in ((), (1,)),
-                "centering draws have no covariates: with parameters that vary along the data plate, use "
-                "concentration=0.",
+                "centering draws have no covariates: where parameters vary along the data plate, use concentration=0.",
             )
         return fn.log_prob(points)
 
@@ -250,9 +247,8 @@ def _kept(name: str, site) -> np.ndarray:
     kept = np.flatnonzero(mask.all(axis=1))
     checks.require(
         len(kept) >= 2 and not mask[~mask.all(axis=1)].any(),
-        f"of the {len(mask)} points at site {name!r}, {len(kept)} are not masked and "
-        f"{int(mask.any(axis=1).sum()) - len(kept)} are masked in part; the posterior bootstrap needs at least two "
-        "points, and each as a whole or not at all.",
+        f"the bootstrap needs whole points: of {len(mask)} at site {name!r} {len(kept)} are not masked and "
+        f"{int(mask.any(axis=1).sum()) - len(kept)} are masked in part; it takes at least two points, each whole.",
     )
     return kept
 

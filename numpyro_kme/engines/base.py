@@ -1,14 +1,15 @@
 """What every engine shares: settings in the constructor, data in `run`, and a posterior that is a value."""
 
 import abc
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib.resources import files
 from math import prod
 from os import PathLike
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import jax
 import numpy as np
@@ -86,6 +87,13 @@ class Engine(abc.ABC, Generic[P]):
         """Raise an error for settings that this engine does not take; the constructor and `run` call it."""
         checks.instance("model", self.model, Callable, "a NumPyro model, a function")
 
+    def _settings(self) -> Self:
+        """The engine as it is set now, checked, without what it found."""
+        bare = copy.copy(self)
+        bare._found = None
+        bare.check_settings()
+        return bare
+
     def require_amortised(self) -> None:
         """Raise an error where the last run serves one observation alone."""
         self._last  # noqa: B018 (raises an error before `run`)
@@ -105,7 +113,7 @@ class Engine(abc.ABC, Generic[P]):
         checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         with outputs.unchanged(), checks.each_once():
-            self._found = replace(self)._infer(rng_key, args, kwargs)
+            self._found = self._settings()._infer(rng_key, args, kwargs)
 
     @door
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> P:
@@ -121,7 +129,7 @@ class Engine(abc.ABC, Generic[P]):
         """
         checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-        return replace(self)._condition(rng_key, args, kwargs, self.method)
+        return self._settings()._condition(rng_key, args, kwargs, self.method)
 
     @door
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:

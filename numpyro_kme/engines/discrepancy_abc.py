@@ -8,14 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from numpyro_kme._core import checks, frozen
+from numpyro_kme.abc import weighting
 from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
-from numpyro_kme.abc.weighting import (
-    RejectionWeights,
-    SoftWeights,
-    check_acceptance,
-    rejection_weights,
-    soft_abc_weights,
-)
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
 from numpyro_kme.engines.base import SimulationEngine, check_rule, check_weighting
 from numpyro_kme.engines.reference_table import ReferenceTable
@@ -81,7 +75,7 @@ class K2ABC(SimulationEngine[WeightedPosterior]):
             size >= 2,
             f"K2ABC compares data sets; the simulator gives one of {size} points. Put several draws under a plate.",
         )
-        how = partial(soft_abc_weights, epsilon=self.epsilon), self.estimator, self.length_scale
+        how = partial(weighting.soft_abc_weights, epsilon=self.epsilon), self.estimator, self.length_scale
         return DiscrepancyWeights(self, rng_key, problem, table, *how)
 
 
@@ -131,14 +125,14 @@ class RejectionABC(SimulationEngine[WeightedPosterior]):
     def check_settings(self):  # noqa: D102
         super().check_settings()
         check_weighting(self)
-        check_acceptance(self.quantile, self.threshold)
+        weighting.check_acceptance(self.quantile, self.threshold)
         if self.discrepancy is not None:
             check_discrepancy(self.discrepancy)
         check_rule(self.length_scale, self.discrepancy, "discrepancy", object, "a discrepancy")
 
     def _fit(self, rng_key, problem, simulations):
         table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)
-        weights_of = partial(rejection_weights, quantile=self.quantile, threshold=self.threshold)
+        weights_of = partial(weighting.rejection_weights, quantile=self.quantile, threshold=self.threshold)
         if self.discrepancy is not None or self.length_scale is not None:
             table.require_rows("a discrepancy")
             how = weights_of, self.discrepancy, self.length_scale
@@ -162,7 +156,7 @@ class DistanceWeights(WeightingMethod):
         scale: Unit of each number: its median absolute deviation, its standard deviation where that is 0, or 1, `(d,)`.
     """
 
-    weights_of: Callable[[np.ndarray], SoftWeights | RejectionWeights]
+    weights_of: Callable[[np.ndarray], weighting.SoftWeights | weighting.RejectionWeights]
     scale: np.ndarray
 
     def weigh(self, observed, distances):  # noqa: D102
@@ -188,7 +182,7 @@ class DiscrepancyWeights(WeightingMethod):
 
     compared: ClassVar[int] = 30  # a discrepancy may be slow
 
-    weights_of: Callable[[np.ndarray], SoftWeights | RejectionWeights]
+    weights_of: Callable[[np.ndarray], weighting.SoftWeights | weighting.RejectionWeights]
     discrepancy: Estimator | Loss | Discrepancy | None
     length_scale: LengthScaleRule | None = None
 
@@ -217,6 +211,6 @@ class DiscrepancyWeights(WeightingMethod):
         return np.stack([discrepancies_to(one, x, discrepancy, ragged=self.table.ragged) for one in y])
 
 
-def _with_number(found: SoftWeights | RejectionWeights) -> tuple[np.ndarray, dict[str, Any]]:
+def _with_number(found: weighting.SoftWeights | weighting.RejectionWeights) -> tuple[np.ndarray, dict[str, Any]]:
     """Weights, and their width or threshold by its name."""
     return found.weights, {found._fields[1]: found[1]}

@@ -106,8 +106,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
         )
         checks.require(
             self.store is None or number == 1,
-            "`store` keeps simulations from the prior: leave it out, or make one round; got "
-            f"num_rounds={self.num_rounds}.",
+            f"`store` keeps prior draws: leave it out, or make one round; got num_rounds={self.num_rounds}.",
         )
         what = "SemiAutomaticStatistics(...) or SelectedStatistics(...), or a mapping from sites to these"
         for one in self.statistics.values() if isinstance(self.statistics, Mapping) else [self.statistics]:
@@ -149,8 +148,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
             own is None or not (found.censored or gaps),
             f"The observation at {site!r} has {found.missing} entries that are NaN, not observed, of which "
             f"{found.censored} are known to lie in intervals, and `statistics` are learnt from whole outputs. "
-            "Leave `statistics` out for this site, let the simulator return what was observed, or use "
-            "SelectedStatistics, which takes NaN and no intervals.",
+            "Leave `statistics` out, let the simulator return what was observed, or use SelectedStatistics for NaN.",
         )
         if not simulator.ragged:
             form = form if self.missing is None else Recorded(form or ResidualKernelMeans())
@@ -159,8 +157,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
         checks.require(
             self.missing is None and own is None,
             f"The outputs of site {site!r} are of any length (ragged=True): NaN behind their end is not a missing "
-            f"entry, and `statistics` are learnt from outputs of one length. Leave `missing` and `statistics` out, and "
-            f"pass {kernels}for series.",
+            f"entry, nor are `statistics` learnt of it. Leave both out, and pass {kernels}for series.",
         )
         kernel = form.kernel if isinstance(form, KernelStatistics) else None
         kernel = form.data_kernel if isinstance(form, KernelMeans) else kernel
@@ -175,8 +172,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
         checks.require(
             isinstance(form, KernelStatistics) or isinstance(kernel, WithLength),
             f"The data kernel of site {site!r}, {type(kernel).__name__}, does not compare how long outputs are "
-            "(ragged=True): the posterior would be an average over lengths. Pass data_kernel=kernels.WithLength("
-            "kernel, 0.5).",
+            "(ragged=True): the posterior averages over lengths. Pass data_kernel=kernels.WithLength(kernel, 0.5).",
         )
         return form
 
@@ -207,7 +203,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
             latents: Where to simulate, `{site: (m, *shape)}`, for all latents; any proposal will do.
         """
         checks.key(rng_key)
-        posterior, settings = self.posterior, replace(self)
+        posterior, settings = self.posterior, self._settings()
         problem = posterior.problem
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: in_jax_types(latents[name]) for name in problem.latents if name in latents}

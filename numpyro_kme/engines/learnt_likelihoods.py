@@ -235,9 +235,8 @@ class LearntLikelihoods(Recomputed):
         checks.require(
             not self.simulations.near,
             "Run an engine with num_rounds=1 for this, whose simulations are at prior draws alone and serve every "
-            "observation; or `run` again for one other observation. The likelihood was learnt for the observation of "
-            f"`run`: of {len(self.simulations)} simulations {self.simulations.proposed} were made where a posterior "
-            "is.",
+            "observation; or `run` again for one other. The likelihood was learnt for the observation of `run`: of "
+            f"{len(self.simulations)} simulations {self.simulations.proposed} were made where a posterior is.",
         )
 
 

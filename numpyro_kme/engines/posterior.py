@@ -113,8 +113,7 @@ class Posterior(Recomputed, Saved):
     def _of_moments(self, values: np.ndarray) -> np.ndarray:
         if self.errors is None:
             raise checks.explained(
-                f"The posterior of {self.engine} has no standard errors. Use KELFI(standard_errors=True) with at least "
-                "20 simulations.",
+                f"The posterior of {self.engine} has no standard errors. Use KELFI with at least 20 simulations.",
                 NotImplementedError,
             )
         return self.errors.of_moments(np.asarray(values, np.float64))
@@ -186,8 +185,7 @@ class Posterior(Recomputed, Saved):
         """Log likelihood of each call of each observed site that stands along a plate, at each draw, `{site: (n,
         *plates)}`, where the method has one."""
         raise checks.explained(
-            f"The posterior of {self.engine} has draws and no likelihood of single observations; use KELFI, which has "
-            "one.",
+            f"The posterior of {self.engine} has draws and no likelihood of single observations; use KELFI.",
             NotImplementedError,
         )
 

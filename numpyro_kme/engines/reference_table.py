@@ -60,8 +60,7 @@ class ReferenceTable(Recomputed):
             x = x.reshape(len(x), -1, int(np.prod(simulator.event_shape, dtype=int)))
             checks.require(
                 x.shape[1] == len(mask),
-                f"The simulations of {site!r} have {x.shape[1]} draws each, the model {len(mask)}: they were made by "
-                "another model.",
+                f"Simulations of {site!r} have {x.shape[1]} draws, not {len(mask)}: they were made by another model.",
             )
         table = cls(simulations, coordinates, z, x, mask, bool(simulator.batch_shape), simulator.ragged)
         return replace(table, x=table._counted(x))
@@ -151,8 +150,7 @@ class ReferenceTable(Recomputed):
         self.require_one_length("a discrepancy between data sets")
         checks.require(
             x.ndim in (2, 3),
-            f"The output of the simulator has shape {self.x.shape[1:]}; as a data set it must be (n,) or (n, d), or n "
-            "draws under a plate.",
+            f"The output has shape {self.x.shape[1:]}; a data set must be (n,) or (n, d), or n draws under a plate.",
         )
         return x[..., None] if x.ndim == 2 else x
 
@@ -205,8 +203,7 @@ def check_model(problem: Problem, engine: str) -> None:
     checks.require(
         len(problem.simulators) == 1 and not problem.factors,
         f"{engine} needs a model with one simulator site and nothing else that is observed; this one has the simulator "
-        f"sites {list(problem.simulators)} and the likelihoods {list(problem.factors)}. Use KELFI, or put what is "
-        "observed into one simulator.",
+        f"sites {list(problem.simulators)} and the likelihoods {list(problem.factors)}. Use KELFI, or one simulator.",
     )
     name = next(iter(problem.observations))
     site = problem.simulators[name]
@@ -225,13 +222,11 @@ def check_model(problem: Problem, engine: str) -> None:
     for what, found in refused.items():
         checks.require(
             not found,
-            f"The observation at {name!r} {what}; {engine} compares whole data sets of one parameter. Use KELFI, or "
-            "another model.",
+            f"The observation at {name!r} {what}; {engine} compares whole data sets of one parameter. Use KELFI.",
         )
     checks.require(
         "weight" not in {*problem.latents, *problem.deterministics},
-        "A site of the model is called 'weight', as `get_weights` and ArviZ call the weights of the simulations. Give "
-        "it another name.",
+        "A site of the model is called 'weight', as the weights of the simulations are. Give it another name.",
     )
 
 

@@ -131,10 +131,7 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
     """
 
     paper = "fukumizu2013kernel"
-    advice = (
-        "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale of the "
-        "kernels."
-    )
+    advice = "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale."
 
     prior: Mapping[str, Any] | None = None
     kernel: Kernel | KernelRule | None = None

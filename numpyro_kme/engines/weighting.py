@@ -97,8 +97,7 @@ class WeightedPosterior(Posterior):
         latents = {name: self.sites[name] for name in problem.latents}
         checks.require(
             len(problem.discrete) in (0, len(latents)),
-            f"The mode of the embedding is a point between simulations, and {list(problem.discrete)} are discrete. Use "
-            "`get_weights` or the draws.",
+            f"The mode is a point between simulations, and {list(problem.discrete)} are discrete. Use `get_weights`.",
         )
         if problem.discrete:
             _, first, group = np.unique(ravel(latents, 1), axis=0, return_index=True, return_inverse=True)
@@ -316,8 +315,7 @@ def warn_if_coarse(name: str, found: RegressionAdjustment, signed: bool) -> None
         checks.warn(
             f"{name}: the posterior is {'coarse' if left[d] < MOST else 'too narrow, by its signed weights'}. Among "
             f"the simulations near the observation, a regression on the outputs moves a mean by {shift[d]:.2g} of its "
-            f"standard deviation, and leaves {left[d]:.2g} of that. Use `regression_adjustment=True`, or more "
-            "simulations."
+            f"sd, and leaves {left[d]:.2g} of that. Use `regression_adjustment=True`, or more simulations."
         )
 
 

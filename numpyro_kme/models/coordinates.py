@@ -118,8 +118,7 @@ class Coordinates:
         other = rows[np.argmax(np.abs(rows[:, k] - self.usual[k])), k]
         raise checks.explained(
             f"Argument {k} of the simulator is {other:g}, and was {self.usual[k]:g} in all simulations, so that the "
-            "likelihood is not known as a function of it. Simulate at values that differ, or run the engine again with "
-            "these data."
+            "likelihood is not known as a function of it. Simulate at values that differ, or run again with these data."
         )
 
     @property

@@ -92,8 +92,7 @@ class Output(NamedTuple):
         checks.require(
             self.dtype.kind == "f" and len(self.shape) > 0,
             f"Simulator `{name(self.fn)}` has ragged=True, shape {self.shape} and dtype {self.dtype}: NaN at the end "
-            "of an output says that it ends there, so it needs a first axis, of the longest length, and floats, "
-            "dtype=float.",
+            "says that an output ends there, so it needs a first axis, of the longest length, and dtype=float.",
         )
         return self._replace(fn=Padded(self.fn, self.shape)) if black_box else self
 
@@ -133,15 +132,13 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
     except Exception as error:
         why = str(error) or f"{type(error).__name__}. Sites of NumPyro in it need handlers.seed(rng_seed=key)."
         raise checks.explained(
-            f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes "
-            f"{list(shapes)}: {why}\nA JAX simulator draws one event a call, from JAX operations only; "
-            "declare a NumPy simulator fn(rng, *params) by passing shape. If these shapes are "
-            "those of a batch, pass event_dims."
+            f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes {list(shapes)}: "
+            f"{why}\nA JAX simulator draws one event a call, from JAX operations only; declare a NumPy simulator "
+            "fn(rng, *params) by passing shape. If these shapes are those of a batch, pass event_dims."
         ) from error
     checks.require(
         isinstance(event, jax.ShapeDtypeStruct),
-        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or a dictionary of "
-        "arrays with their names.",
+        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or arrays by name.",
     )
     checks.require(
         _written(program) == _written(again),
@@ -178,8 +175,7 @@ def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, S
         lead = array.ndim - len(shape)
         checks.require(
             lead >= 0 and array.shape[lead:] == shape,
-            f"The entry {entry!r} of the observation of simulator `{who}` must have the shape {shape} behind those of "
-            f"plates; got {array.shape}.",
+            f"Entry {entry!r} of the observation of `{who}` must have shape {shape} behind plates; got {array.shape}.",
         )
         parts.append(array.reshape(*array.shape[:lead], -1))
     xp: Any = np if all(isinstance(part, np.ndarray) for part in parts) else jnp

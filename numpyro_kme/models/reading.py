@@ -186,6 +186,5 @@ def _check_weights(parts: Parts, model: Callable, args: tuple, kwargs: Mapping) 
             behind = compat.depends_on(partial(weights, name), values)
             checks.require(
                 not behind,
-                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Make it depend on data "
-                "alone.",
+                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Let it depend on data.",
             )

@@ -160,8 +160,7 @@ class Padded:
         checks.require(
             x.ndim == len(self.shape) and 1 <= len(x) <= self.shape[0] and x.shape[1:] == self.shape[1:],
             f"Simulator `{name(self.fn)}` declares outputs of at most {self.shape[0]} rows, shape {self.shape}, but "
-            f"returned shape {x.shape}. Declare the longest, Simulator(..., shape=..., ragged=True), and let each have "
-            "a row at least.",
+            f"returned shape {x.shape}. Declare the longest, Simulator(..., shape=..., ragged=True); none is empty.",
             WrongOutput,
         )
         return pad(x, self.shape[0])

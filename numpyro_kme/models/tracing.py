@@ -237,6 +237,5 @@ def check_plates(trace) -> None:
             checks.require(
                 size == taken,
                 f"Plate {name!r} takes {taken} of {size} elements, at random (subsample_size): an engine learns from "
-                "one data set. Leave `subsample_size` out, or choose the part before and pass it to the model, with "
-                "a plate of its size.",
+                "one data set. Leave `subsample_size` out, or pass the part to the model, with a plate of its size.",
             )

@@ -78,7 +78,7 @@ def chosen(arrays: Mapping[str, Any], names: Names = None) -> dict[str, np.ndarr
     return {label: value for label, value in found.items() if label in names or label.split("[")[0] in names}
 
 
-def learnt_posterior(found: Learnt) -> LearntPosterior:
+def as_learnt(found: Learnt) -> LearntPosterior:
     """A posterior under a learnt likelihood, or an error."""
     what = "a posterior under a learnt likelihood, such as KELFI's"
     return checks.instance("posterior", posterior_of(found), LearntPosterior, what)

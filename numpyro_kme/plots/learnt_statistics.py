@@ -9,7 +9,7 @@ from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.predictive import names_of_numbers
 from numpyro_kme.likelihoods.learnt_statistics import StatisticsSurrogate, cosines_of_ranks, orthonormal
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
-from numpyro_kme.plots._style import COLOURS, DARK, WIDTH, Learnt, Names, labelled, learnt_posterior, legend, panels
+from numpyro_kme.plots._style import COLOURS, DARK, WIDTH, Learnt, Names, as_learnt, chosen, labelled, legend, panels
 
 MOST = 12
 """So many learnt statistics are drawn where none are named."""
@@ -31,7 +31,7 @@ def informativeness(posterior: Learnt, labels: Names = None, *, ax: Any = None, 
     Returns:
         A matplotlib figure.
     """
-    posterior = learnt_posterior(posterior)
+    posterior = as_learnt(posterior)
     measure, by_site = posterior.informativeness()
     known: list[str] = []
     for site, values in by_site.items():
@@ -61,7 +61,7 @@ def learnt(posterior: Learnt, site: str | None = None, labels: Names = None, *, 
     Returns:
         A matplotlib figure.
     """
-    posterior = learnt_posterior(posterior)
+    posterior = as_learnt(posterior)
     site = posterior.problem.site(site, "by `site=`")
     surrogate = posterior.likelihoods[site].surrogate
     if isinstance(surrogate, StatisticsSurrogate):
@@ -97,7 +97,7 @@ def statistics(posterior: Learnt, site: str | None = None, names: Names = None, 
     Returns:
         A matplotlib figure.
     """
-    posterior = learnt_posterior(posterior)
+    posterior = as_learnt(posterior)
     site = posterior.problem.site(site, "by `site=`")
     fitted = posterior.likelihoods[site]
     what = "with learnt statistics, KELFI(..., statistics=...)"
@@ -106,17 +106,15 @@ def statistics(posterior: Learnt, site: str | None = None, names: Names = None, 
     columns = dict(zip(labels, np.asarray(surrogate.simulated).T))
     rows = np.asarray(posterior.problem.observations[site], np.float64).reshape(-1, *fitted.event_shape)
     observed = dict(zip(labels, surrogate.statistics(rows.reshape(len(rows), -1)).T))
-    unknown = [name for name in names or () if name not in columns]
-    checks.require(not unknown, f"`names` must be among the statistics {list(labels)}; got {unknown}.")
-    shown = list(names or labels[:MOST])
+    shown = chosen(columns, names or labels[:MOST])
     z = np.asarray(fitted.simulated)
     waves = [orthonormal(cosines_of_ranks(column)) for column in z.T]
     figure, axes = panels(len(shown), ax)
-    for axis, name in zip(axes, shown):
-        own = orthonormal(cosines_of_ranks(columns[name]))
+    for axis, (name, values) in zip(axes, shown.items()):
+        own = orthonormal(cosines_of_ranks(values))
         most = int(np.argmax([np.sum(np.square(own.T @ one)) for one in waves]))
         how = {"color": COLOURS[0], "markersize": 2.5} | style
-        axis.plot(z[:, most], columns[name], ".", label="simulations", **how)
+        axis.plot(z[:, most], values, ".", label="simulations", **how)
         for value in observed[name]:
             axis.axhline(value, color=COLOURS[1], linewidth=1.2, label="observation")
         axis.set(xlabel=f"{fitted.coordinates.names[most]}, standardised", ylabel=name)

@@ -10,19 +10,7 @@ from numpyro_kme._core import checks, numbers
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.plots._style import (
-    COLOURS,
-    DARK,
-    FAINT,
-    FILL,
-    WIDTH,
-    Learnt,
-    Names,
-    chosen,
-    learnt_posterior,
-    legend,
-    panels,
-)
+from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, WIDTH, Learnt, Names, as_learnt, chosen, legend, panels
 
 DEPTH = 8.0
 """Nats below the maximum that the colours of a surface span."""
@@ -114,7 +102,7 @@ def rounds(engine: Engine, names: Names = None, *, ax: Any = None, **style: Any)
         A matplotlib figure.
     """
     checks.instance("engine", engine, Engine, "a KELFI that has been run")
-    posterior = learnt_posterior(engine)
+    posterior = as_learnt(engine)
     known = posterior.simulations.latents
     columns = chosen({name: known[name] for name in posterior.latents if name in known}, names)
     draws = chosen(_draws(posterior))
@@ -153,7 +141,7 @@ def surrogate(
     Returns:
         A matplotlib figure.
     """
-    posterior = learnt_posterior(posterior)
+    posterior = as_learnt(posterior)
     latents = {name: np.asarray(posterior.samples[name]) for name in posterior.problem.latents}
     columns = chosen(latents, names)
     if names is None:

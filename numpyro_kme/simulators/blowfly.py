@@ -98,8 +98,8 @@ def statistics(series):
     """
     n = series.shape[0]
     cuts = (n // 4, n // 2, 3 * n // 4)
-    levels = _means(jnp.split(jnp.sort(series), cuts))
-    changes = _means(jnp.split(jnp.sort(jnp.diff(series)), cuts))
+    quarters = (jnp.split(jnp.sort(numbers), cuts) for numbers in (series, jnp.diff(series)))
+    levels, changes = (jnp.stack(list(map(jnp.mean, parts))) for parts in quarters)
     spread = jnp.std(series)
     scaled = series / jnp.where(spread > 0, spread, 1.0)
     maxima = jnp.stack([count_maxima(scaled, 0.5), count_maxima(scaled, 1.5)]).astype(series.dtype)
@@ -121,7 +121,3 @@ def count_maxima(series, drop):
 
     (_, _, _, count), _ = jax.lax.scan(step, (series[0], series[0], False, 0), series)
     return count
-
-
-def _means(parts):
-    return jnp.stack([jnp.mean(part) for part in parts])

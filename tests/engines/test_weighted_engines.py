@@ -322,7 +322,7 @@ def in_groups(x=None):
             lambda bank: kme.KernelABC(iid, simulations=bank),
             np.zeros(20),
             ValueError,
-            r"have 1 draws each, the model 20: they were made by another model",
+            r"have 1 draws, not 20: they were made by another model",
         ),
         (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
         (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),
