@@ -225,23 +225,20 @@ class Row:
         return {name: read(engine) for name, read in (SHARED | dict(self.accessors)).items()}
 
 
+def kelfi(**own):
+    return lambda model, **settings: kme.KELFI(model, 200, **QUIET | own | settings)
+
+
 ROWS = {
-    "KELFI": Row(
-        lambda m, **s: kme.KELFI(m, 200, num_rounds=1, **QUIET | s), statistics, PLAIN, CHECK | PLOTS | PLOTS_OF_LEARNT
-    ),
-    "KELFI, published form": Row(
-        lambda m, **s: kme.KELFI(m, 200, form=kme.KernelMeans(), **QUIET | s),
-        statistics,
-        PUBLISHED,
-        CHECK | PLOTS | PLOTS_OF_LEARNT,
-    ),
+    "KELFI": Row(kelfi(num_rounds=1), statistics, PLAIN, CHECK | PLOTS | PLOTS_OF_LEARNT),
+    "KELFI, published form": Row(kelfi(form=kme.KernelMeans()), statistics, PUBLISHED, CHECK | PLOTS | PLOTS_OF_LEARNT),
     "KELFI, learnt prior": Row(
-        lambda m, **s: kme.KELFI(m, 200, form=kme.KernelMeans(), learn_prior=True, **QUIET | s),
+        kelfi(form=kme.KernelMeans(), learn_prior=True),
         statistics,
         PUBLISHED | {"measures": lambda e: e.posterior.drawn.measures["x"].moments()},
         error=2.0,  # another posterior: its prior has the mode at the observation
     ),
-    "KELFI, two sites": Row(lambda m, **s: kme.KELFI(m, 200, num_rounds=1, **QUIET | s), two_sites, LEARNT, CHECK),
+    "KELFI, two sites": Row(kelfi(num_rounds=1), two_sites, LEARNT, CHECK),
     "kernel ABC": Row(lambda m, **s: kme.KernelABC(m, 200, **QUIET | s), statistics, WEIGHTED),
     "kernel Bayes": Row(lambda m, **s: kme.KernelBayes(m, 200, **QUIET | s), statistics, WEIGHTED),
     "rejection ABC": Row(lambda m, **s: kme.RejectionABC(m, 300, quantile=0.1, **QUIET | s), statistics, WEIGHTED),

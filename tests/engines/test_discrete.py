@@ -62,16 +62,10 @@ def test_kelfi_sums_over_the_states(states):
         engine.posterior.mode()
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        kme.RejectionABC,
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in (kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC)
-        ),
-    ],
-)
+SLOW = (kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC)
+
+
+@pytest.mark.parametrize("engine", [kme.RejectionABC, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
 def test_engines_that_weight_simulations(engine):
     fitted = engine(mixture, 4000, progress_bar=False)
     fitted.run(KEY, X)
@@ -193,23 +187,20 @@ def test_infinite_support_is_for_engines_that_weight():
 
 
 @pytest.mark.parametrize(
-    ("run", "sentence"),
+    ("engine", "sentence"),
     [
+        (kme.KELFI(counted), "'n' is discrete .Poisson.*infinitely many.*RejectionABC"),
+        (kme.KELFI(many), "256 joint values: KELFI sums over at most 100"),
         (
-            lambda: kme.KELFI(counted).run(KEY, np.float32(5.0)),
-            "'n' is discrete .Poisson.*infinitely many.*RejectionABC",
+            kme.KernelABC(counted, 100, regression_adjustment=True),
+            "`regression_adjustment`, which moves latents, needs",
         ),
-        (lambda: kme.KELFI(many).run(KEY, np.float32(5.0)), "256 joint values: KELFI sums over at most 100"),
-        (
-            lambda: kme.KernelABC(counted, 100, regression_adjustment=True).run(KEY, np.float32(5.0)),
-            "`regression_adjustment`, which moves latents, needs a density",
-        ),
-        (lambda: kme.KernelRecursiveABC(counted).run(KEY, np.float32(5.0)), "KernelRecursiveABC, which herds points"),
+        (kme.KernelRecursiveABC(counted), "KernelRecursiveABC, which herds points"),
     ],
 )
-def test_what_takes_no_discrete_latent_says_what_does(run, sentence):
+def test_what_takes_no_discrete_latent_says_what_does(engine, sentence):
     with pytest.raises(ValueError, match=sentence):
-        run()
+        engine.run(KEY, np.float32(5.0))
 
 
 @pytest.mark.slow

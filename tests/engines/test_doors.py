@@ -35,8 +35,9 @@ class Prior:
 
     Attributes:
         name: Of the prior.
-        latents: Samples the latents inside a model; gives what the simulator takes.
-        draw: The same by NumPy, `(rng, m) -> (m, k)`: what the noise is added to.
+        latents: The prior, made inside the model, since making it compiles; or what samples latents there and gives
+            what the simulator takes.
+        draw: The same by NumPy, `(rng, m) -> (m, k)` or `(m,)`: what the noise is added to.
         noise: Standard deviation of the noise.
         y: The observation, `(k,)`.
         mean: What the noise is added to, given what the simulator takes; itself when left out.
@@ -67,7 +68,8 @@ class Prior:
             numpyro.sample("x", kme.Simulator(self.simulators[1], arguments, event_dims=jnp.ndim(arguments)), obs=x)
 
     def _arguments(self):
-        arguments = self.latents()
+        made = self.latents()
+        arguments = numpyro.sample("theta", made) if isinstance(made, dist.Distribution) else made
         numpyro.deterministic("mean", self.mean(arguments))
         return arguments
 
@@ -83,7 +85,7 @@ class Prior:
     def exact(self) -> "Exact":
         """By importance sampling of prior draws."""
         for number in DRAWS:
-            theta = self.draw(np.random.default_rng(1), number)
+            theta = self.draw(np.random.default_rng(1), number).reshape(number, -1)
             log_weights = -0.5 * np.sum((theta - np.array(self.y)) ** 2, axis=1) / self.noise**2
             weights = np.exp(log_weights - log_weights.max())
             weights /= weights.sum()
@@ -134,23 +136,8 @@ class Shifted:
 
 
 # --- priors
-# ------------------------------------------------------------------------------------------------------------
 
 COVARIANCE = np.array([[1.0, 0.6], [0.6, 2.0]], np.float32)
-
-
-def one(prior):
-    """A latent; its prior is made inside the model, since making it compiles."""
-    return lambda: numpyro.sample("theta", prior())
-
-
-def scalar(draw):
-    return lambda rng, m: draw(rng, m)[:, None]
-
-
-def normal_draws(covariance):
-    factor = np.linalg.cholesky(np.asarray(covariance, float))
-    return lambda rng, m: rng.normal(size=(m, len(factor))) @ factor.T
 
 
 def correlations(rng, m, concentration=2.0):
@@ -167,9 +154,18 @@ def of_factor(factor):
     return (factor @ factor.T)[LOWER]
 
 
+def ordered():
+    return dist.TransformedDistribution(dist.Normal(jnp.zeros(2), 1.0).to_event(1), transforms.OrderedTransform())
+
+
 def ordered_draws(rng, m):
     u = rng.normal(size=(m, 2))
     return np.stack([u[:, 0], u[:, 0] + np.exp(u[:, 1])], axis=1)
+
+
+def mixture():
+    parts = dist.Normal(np.array([-2.0, 1.0], np.float32), np.array([0.5, 1.0], np.float32))
+    return dist.MixtureSameFamily(dist.Categorical(probs=np.array([0.3, 0.7], np.float32)), parts)
 
 
 def mixture_draws(rng, m):
@@ -210,72 +206,42 @@ class Own(dist.Distribution):
         return dist.Normal(1.0, self.sd).log_prob(value)
 
 
-WEIGHTS = np.array([0.3, 0.7], np.float32)
-CENTRES, WIDTHS = np.array([-2.0, 1.0], np.float32), np.array([0.5, 1.0], np.float32)
-
 PRIORS = [
-    Prior("Normal", one(lambda: dist.Normal(1.0, 2.0)), scalar(lambda rng, m: rng.normal(1.0, 2.0, m)), 0.7, (2.5,)),
+    Prior("Normal", lambda: dist.Normal(1.0, 2.0), lambda rng, m: rng.normal(1.0, 2.0, m), 0.7, (2.5,)),
     Prior(
         "MultivariateNormal",
-        one(lambda: dist.MultivariateNormal(jnp.zeros(2), COVARIANCE)),
-        normal_draws(COVARIANCE),
+        lambda: dist.MultivariateNormal(jnp.zeros(2), COVARIANCE),
+        lambda rng, m: rng.multivariate_normal(np.zeros(2), COVARIANCE, m),
         0.5,
         (1.0, -0.5),
     ),
-    Prior(
-        "Uniform", one(lambda: dist.Uniform(-1.0, 3.0)), scalar(lambda rng, m: rng.uniform(-1.0, 3.0, m)), 0.5, (2.6,)
-    ),
+    Prior("Uniform", lambda: dist.Uniform(-1.0, 3.0), lambda rng, m: rng.uniform(-1.0, 3.0, m), 0.5, (2.6,)),
     Prior(
         "TruncatedNormal",
-        one(lambda: dist.TruncatedNormal(0.0, 1.0, low=-0.5, high=2.0)),
-        scalar(lambda rng, m: stats.truncnorm(-0.5, 2.0).rvs(m, random_state=rng)),
+        lambda: dist.TruncatedNormal(0.0, 1.0, low=-0.5, high=2.0),
+        lambda rng, m: stats.truncnorm(-0.5, 2.0).rvs(m, random_state=rng),
         0.3,
         (1.2,),
     ),
-    Prior("Gamma", one(lambda: dist.Gamma(3.0, 2.0)), scalar(lambda rng, m: rng.gamma(3.0, 0.5, m)), 0.4, (2.4,)),
-    Prior(
-        "HalfCauchy",
-        one(lambda: dist.HalfCauchy(1.0)),
-        scalar(lambda rng, m: np.abs(rng.standard_cauchy(m))),
-        0.4,
-        (2.0,),
-    ),
+    Prior("Gamma", lambda: dist.Gamma(3.0, 2.0), lambda rng, m: rng.gamma(3.0, 0.5, m), 0.4, (2.4,)),
+    Prior("HalfCauchy", lambda: dist.HalfCauchy(1.0), lambda rng, m: np.abs(rng.standard_cauchy(m)), 0.4, (2.0,)),
     Prior(
         "Dirichlet",
-        one(lambda: dist.Dirichlet(jnp.array([2.0, 3.0, 4.0]))),
+        lambda: dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])),
         lambda rng, m: rng.dirichlet([2.0, 3.0, 4.0], m),
         0.1,
         (0.35, 0.25, 0.4),
     ),
-    Prior(
-        "LKJCholesky", one(lambda: dist.LKJCholesky(3, 2.0)), correlations, 0.25, (0.4, 0.1, -0.3), of_factor, "mean"
-    ),
-    Prior(
-        "ordered",
-        one(
-            lambda: dist.TransformedDistribution(
-                dist.Normal(jnp.zeros(2), 1.0).to_event(1), transforms.OrderedTransform()
-            )
-        ),
-        ordered_draws,
-        0.4,
-        (0.3, 1.2),
-    ),
-    Prior(
-        "MixtureSameFamily",
-        one(lambda: dist.MixtureSameFamily(dist.Categorical(probs=WEIGHTS), dist.Normal(CENTRES, WIDTHS))),
-        scalar(mixture_draws),
-        0.8,
-        (-0.8,),
-    ),
+    Prior("LKJCholesky", lambda: dist.LKJCholesky(3, 2.0), correlations, 0.25, (0.4, 0.1, -0.3), of_factor, "mean"),
+    Prior("ordered", ordered, ordered_draws, 0.4, (0.3, 1.2)),
+    Prior("MixtureSameFamily", mixture, mixture_draws, 0.8, (-0.8,)),
     Prior("scan", series, lambda rng, m: 1.0 + np.cumsum(rng.normal(size=(m, 2)), axis=1), 0.5, (2.0, 0.5)),
-    Prior("own", one(lambda: Own(2.0)), scalar(lambda rng, m: rng.normal(1.0, 2.0, m)), 0.7, (2.5,)),
+    Prior("own", lambda: Own(2.0), lambda rng, m: rng.normal(1.0, 2.0, m), 0.7, (2.5,)),
     Prior("hierarchical", hierarchical, hierarchical_draws, 0.4, (1.8, 0.6)),
-    Prior("improper", one(lambda: dist.ImproperUniform(dist.constraints.real, (), ())), None, 0.5, (1.0,)),
+    Prior("improper", lambda: dist.ImproperUniform(dist.constraints.real, (), ()), None, 0.5, (1.0,)),
 ]
 
 # --- engines
-# -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,6 @@ def engine():
     return engine
 
 
-def test_results_before_run_say_what_to_do():
-    with pytest.raises(RuntimeError, match=r"Known\.run\(rng_key, \.\.\.\) should be called first"):
-        Known(model=lambda: None).get_samples()
-
-
 @pytest.mark.smoke
 def test_samples_are_one_chain(engine):
     flat, grouped = engine.get_samples(), engine.get_samples(group_by_chain=True)

@@ -1,5 +1,7 @@
 """Observations with entries that were not observed: exact posteriors given the others, and runs that never had them."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,36 +132,25 @@ def test_each_element_of_a_plate_lacks_its_own(plated):
         assert_close(np.asarray(mcmc.get_samples()["theta"]), expected, ERROR)
 
 
-WEIGHTING = {
-    "KernelABC": lambda m, **s: kme.KernelABC(m, 500, progress_bar=False, **s),
-    "RejectionABC": lambda m, **s: kme.RejectionABC(m, 2000, progress_bar=False, **s),
-    "DistributionRegressionABC": lambda m, **s: kme.DistributionRegressionABC(m, 500, progress_bar=False, **s),
-    "KernelBayes": lambda m, **s: kme.KernelBayes(m, 500, progress_bar=False, **s),
-}
+SLOW = (kme.KernelABC, kme.KernelBayes, kme.DistributionRegressionABC)
 
 
-@pytest.mark.filterwarnings("ignore:.*coarse")
-@pytest.mark.filterwarnings("ignore:.*too narrow")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "RejectionABC",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("KernelABC", "KernelBayes", "DistributionRegressionABC")),
-    ],
-)
-def test_engines_that_weight_simulations_leave_the_columns_out(name):
+@pytest.mark.filterwarnings("ignore:.*(coarse|too narrow)")
+@pytest.mark.parametrize("kind", [kme.RejectionABC, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
+def test_engines_that_weight_simulations_leave_the_columns_out(kind):
     """As simulations of a simulator that never gave them."""
-    engine = WEIGHTING[name](model)
+    make = partial(kind, model, 2000 if kind is kme.RejectionABC else 500, progress_bar=False)
+    engine = make()
     engine.run(KEY, x=np.where(np.isnan(Y), 0.0, Y))
     posterior = engine.condition(KEY, x=Y)
     seen = np.flatnonzero(~np.isnan(Y))
     every = posterior.simulations
     fewer = Simulations(arguments=every.arguments, x={"x": np.asarray(every.x["x"])[:, seen]}, latents=every.latents)
-    other = WEIGHTING[name](model, simulations=fewer)
+    other = make(simulations=fewer)
     other.run(KEY, x=Y[seen], simulator=some)
     np.testing.assert_allclose(posterior.weights, other.posterior.weights, atol=1e-9)
     assert posterior.info["missing"].startswith("2 of 6")
-    again = WEIGHTING[name](model)
+    again = make()
     again.run(KEY, x=Y)
     np.testing.assert_allclose(again.posterior.weights, posterior.weights, atol=1e-9)
 
@@ -267,16 +258,6 @@ def test_a_mask_of_entries_is_refused_and_not_one_observation_counted_six_times(
         log_density(smodel, (), {"x": x, "mask": mask}, latents)
     with pytest.raises(ValueError, match=r"shape \(6,\) count as shape \(6, 6\).*write NaN in the observation"):
         kme.KELFI(masked_entries, 50, progress_bar=False).run(KEY, x=x, mask=mask)
-
-
-@pytest.mark.slow  # masks of scalars: test_masks
-def test_a_mask_of_one_entry_is_one_of_the_event(kelfi):
-    smodel = kme.handlers.surrogate(masked_entries, kelfi.likelihoods)
-    whole = [
-        log_density(smodel, (), {"x": np.nan_to_num(Y), "mask": mask}, {"theta": jnp.float32(0.3)})[0]
-        for mask in (True, np.array([True]))
-    ]
-    np.testing.assert_array_equal(*whole)
 
 
 @pytest.mark.slow

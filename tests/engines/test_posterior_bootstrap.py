@@ -118,13 +118,7 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
     assert "64 of 64 replicates" in said
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        pytest.param(NegativeLogLikelihood(), id="likelihood", marks=pytest.mark.slow),
-        pytest.param(Wasserstein(), id="transport"),
-    ],
-)
+@pytest.mark.parametrize("loss", [pytest.param(NegativeLogLikelihood(), marks=pytest.mark.slow), Wasserstein()])
 def test_likelihood_and_transport_are_pulled_by_outliers_as_published(loss):
     """Both have the weighted mean as minimiser."""
     engine = PosteriorBootstrap(density if isinstance(loss, NegativeLogLikelihood) else model, loss, num_samples=16)
@@ -288,22 +282,15 @@ def test_the_loss_scale_makes_a_squared_distance_a_log_likelihood(rng):
     np.testing.assert_allclose(loss_scale(targets, emulator, targets.data[:64]), 2 * 0.09, rtol=5 * np.sqrt(2 / 5000))
 
 
-def line(noise, mean, scale):
-    return mean + scale * noise
-
-
-LINE = FromNoise(line, dist.Normal(0.0, 1.0))
-
-
 def regression(c, y):
     a = numpyro.sample("a", dist.Normal(0.0, 3.0))
     b = numpyro.sample("b", dist.Normal(0.0, 3.0))
     with numpyro.plate("data", len(y)):
-        numpyro.sample("y", Simulator(LINE, a + b * c, 0.3, event_dims=0), obs=y)
+        numpyro.sample("y", Simulator(DECLARED, a + b * c, 0.3, event_dims=0), obs=y)
 
 
 def on_line(rng_key, a, b, c):
-    return LINE(rng_key, a + b * c, 0.3)
+    return DECLARED(rng_key, a + b * c, 0.3)
 
 
 def written_out(c, y):
@@ -388,18 +375,15 @@ def test_bad_models_and_data_are_named(bad, x, sentence):
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match="`concentration` must be finite and not negative"):
-        PosteriorBootstrap(model, concentration=-1.0)
-    with pytest.raises(ValueError, match="`num_samples` must be at least 1"):
-        PosteriorBootstrap(model, num_samples=0)
-    with pytest.raises(ValueError, match="`num_nodes` must be a power of two, such as 2048; got 500"):
-        PosteriorBootstrap(model, num_nodes=500)
-    with pytest.raises(ValueError, match="`prior_draws` does nothing without a prior weight"):
-        PosteriorBootstrap(model, prior_draws=5)
-    with pytest.raises(
-        ValueError, match=r'`centering` must be a distribution, a sampler or "prior predictive"; got \'x\''
+    for settings, sentence in (
+        (dict(concentration=-1.0), "`concentration` must be finite and not negative"),
+        (dict(num_samples=0), "`num_samples` must be at least 1"),
+        (dict(num_nodes=500), "`num_nodes` must be a power of two, such as 2048; got 500"),
+        (dict(prior_draws=5), "`prior_draws` does nothing without a prior weight"),
+        (dict(concentration=1.0, centering="x"), 'a distribution, a sampler or "prior predictive"; got .x.'),
     ):
-        PosteriorBootstrap(model, concentration=1.0, centering="x")
+        with pytest.raises(ValueError, match=sentence):
+            PosteriorBootstrap(model, **settings)
     with pytest.raises(ValueError, match="needs a Simulator site"):
         PosteriorBootstrap(density, concentration=1.0, centering="prior predictive").run(jax.random.key(0), X)
     with pytest.raises(RuntimeError, match="should be called first"):

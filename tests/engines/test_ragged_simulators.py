@@ -2,6 +2,7 @@
 trials, whose posterior is known."""
 
 import pickle
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -209,19 +210,16 @@ def difference_of_means(a, b):
     return abs(np.nanmean(a) - np.nanmean(b)) + 0.2 * abs(np.isnan(a).sum() - np.isnan(b).sum()) / LONGEST
 
 
+slow, kernel = partial(pytest.param, marks=pytest.mark.slow), EmpiricalMeasureRule()
+
+
 @pytest.mark.parametrize(
     ("engine", "settings"),
     [
-        *(
-            pytest.param(kind, {"kernel": EmpiricalMeasureRule()}, marks=pytest.mark.slow)
-            for kind in (kme.KernelABC, kme.KernelBayes)
-        ),
-        pytest.param(
-            kme.DistributionRegressionABC,
-            {"kernel": EmpiricalMeasureRule(multiple=4.0)},
-            marks=pytest.mark.slow,
-        ),
         (kme.RejectionABC, {"discrepancy": difference_of_means, "quantile": 0.1}),
+        slow(kme.KernelABC, {"kernel": kernel}),
+        slow(kme.KernelBayes, {"kernel": kernel}),
+        slow(kme.DistributionRegressionABC, {"kernel": EmpiricalMeasureRule(multiple=4.0)}),
     ],
     ids=lambda given: getattr(given, "__name__", ""),
 )

@@ -169,16 +169,11 @@ class Fixed(kme.kernels.LengthScaleRule):
         return np.float64(0.37)
 
 
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (kme.KernelBayes, kme.DistributionRegressionABC)]
+
+
 @pytest.mark.filterwarnings("ignore:K2ABC. the posterior is coarse")
-@pytest.mark.parametrize(
-    "make",
-    [
-        kme.KernelABC,
-        kme.K2ABC,
-        kme.KernelRecursiveABC,
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (kme.KernelBayes, kme.DistributionRegressionABC)),
-    ],
-)
+@pytest.mark.parametrize("make", [kme.KernelABC, kme.K2ABC, kme.KernelRecursiveABC, *SLOW])
 def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
     """A rule that gives .37 makes the kernel that .37 makes; on data sets it sees draws with their parameters."""
     rule, on_sets = Fixed(), make in (kme.K2ABC, kme.DistributionRegressionABC)
@@ -287,51 +282,34 @@ def in_groups(x=None):
         numpyro.sample("x", kme.Simulator(shifted, theta, event_dims=0), obs=x)
 
 
+GAUSSIAN = kme.kernels.Gaussian(0.7)
+ERRORS = (ValueError, TypeError, RuntimeError)
+
+
 @pytest.mark.parametrize(
-    ("make", "x", "error", "sentence"),
+    ("kind", "model", "settings", "x", "sentence"),
     [
+        (kme.KernelBayes, conjugate, dict(prior={"weight": np.ones(3)}), X, "it lacks .'theta'."),
+        (kme.KernelBayes, conjugate, dict(prior={"theta": np.zeros(3), "weight": np.ones(3)}), X, "must sum to one"),
+        (kme.KernelABC, conjugate, dict(kernel=3), X, "`kernel` must be a kernel"),
+        (kme.K2ABC, iid, dict(estimator=GAUSSIAN), X, "`estimator` must be an estimator"),
+        (kme.RejectionABC, iid, dict(discrepancy=GAUSSIAN), X, "got Gaussian. Use"),
         (
-            lambda bank: kme.KernelBayes(conjugate, prior={"weight": np.ones(3)}, simulations=bank),
-            X,
-            ValueError,
-            "it lacks .'theta'.",
-        ),
-        (
-            lambda bank: kme.KernelBayes(
-                conjugate, prior={"theta": np.zeros(3), "weight": np.ones(3)}, simulations=bank
-            ),
-            X,
-            ValueError,
-            "must sum to one",
-        ),
-        (lambda bank: kme.KernelABC(conjugate, kernel=3), X, TypeError, "`kernel` must be a kernel"),
-        (
-            lambda bank: kme.K2ABC(iid, estimator=kme.kernels.Gaussian(1.0)),
-            X,
-            TypeError,
-            "`estimator` must be an estimator",
-        ),
-        (lambda bank: kme.RejectionABC(iid, discrepancy=kme.kernels.Gaussian(1.0)), X, TypeError, "got Gaussian. Use"),
-        (
-            lambda bank: kme.DistributionRegressionABC(conjugate, simulations=bank, kernel=kme.kernels.Gaussian(0.7)),
+            kme.DistributionRegressionABC,
+            conjugate,
+            dict(kernel=GAUSSIAN),
             X + 1e3,
-            RuntimeError,
             "The kernel is zero between the observation and all 500 simulations: none comes near",
         ),
-        (
-            lambda bank: kme.KernelABC(iid, simulations=bank),
-            np.zeros(20),
-            ValueError,
-            r"have 1 draws, not 20: they were made by another model",
-        ),
-        (lambda bank: kme.KernelABC(with_a_likelihood), X, ValueError, "nothing else that is observed"),
-        (lambda bank: kme.KernelABC(in_groups), np.zeros((3, 1)), ValueError, "vary along plates of shape"),
-        (lambda bank: kme.K2ABC(conjugate, simulations=bank), X, ValueError, "compares data sets"),
+        (kme.KernelABC, iid, {}, np.zeros(20), "have 1 draws, not 20: they were made by another model"),
+        (kme.KernelABC, with_a_likelihood, {}, X, "nothing else that is observed"),
+        (kme.KernelABC, in_groups, {}, np.zeros((3, 1)), "vary along plates of shape"),
+        (kme.K2ABC, conjugate, {}, X, "compares data sets"),
     ],
 )
-def test_bad_input_gets_a_sentence(make, x, error, sentence, bank):
-    with pytest.raises(error, match=sentence):
-        make(bank).run(KEY, x=x)
+def test_bad_input_gets_a_sentence(kind, model, settings, x, sentence, bank):
+    with pytest.raises(ERRORS, match=sentence):
+        kind(model, simulations=bank, **settings).run(KEY, x=x)
 
 
 def test_draws_follow_signed_weights_in_four_dimensions(rng):
