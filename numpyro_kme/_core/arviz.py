@@ -56,9 +56,7 @@ def to_inference_data(
     own, datasets = dict.fromkeys(WITHOUT_DRAWS, ()) | dict(leading or {}), {}
     for name, group in groups.items():
         taken = {"chain", "draw"} & set(group)
-        checks.require(
-            not taken, f"ArviZ calls dimensions {sorted(taken)}, as sites are called here. Give these other names."
-        )
+        checks.require(not taken, f"ArviZ calls dimensions {sorted(taken)}, as sites are called here. Give others.")
         if group:
             named = _of_calls(groups, dims) if name == "log_likelihood" else dims
             datasets[name] = _dataset(group, tuple(own.get(name, ("chain", "draw"))), coords, named, attributes)
@@ -107,9 +105,7 @@ def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.nda
     found = list(source.groups() if callable(source.groups) else source.children)
     missing = [name for name in names if name not in found]
     checks.require(not missing, f"The ArviZ object has no group {missing}; it has {found}.")
-    return {
-        name: {str(key): np.asarray(value.values) for key, value in source[name].data_vars.items()} for name in names
-    }
+    return {name: {str(key): np.asarray(one.values) for key, one in source[name].data_vars.items()} for name in names}
 
 
 def _dataset(group: Group, sample_dims, coords, dims, attributes):

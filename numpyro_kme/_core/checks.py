@@ -28,8 +28,7 @@ def concrete(**values: Any) -> None:
     require(
         not traced,
         f"{' and '.join(traced)} must be concrete: fits are made on the host, and here JAX traces "
-        f"{'it' if len(traced) == 1 else 'them'}. Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, and evaluate what "
-        "was fitted inside.",
+        f"{'it' if len(traced) == 1 else 'them'}. Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, evaluate inside.",
         TypeError,
     )
 
@@ -197,10 +196,7 @@ def sums_to_one(name: str, weights: Any) -> None:
     if is_concrete(weights):
         totals = np.sum(np.asarray(weights, dtype=np.float64), axis=-1)
         worst = totals.flat[np.argmax(np.abs(totals - 1.0))]
-        require(
-            bool(np.abs(worst - 1.0) <= 1e-4),
-            f"`{name}` must sum to one; got a sum of {worst:.6g}. Divide them by their sum.",
-        )
+        require(bool(abs(worst - 1.0) <= 1e-4), f"`{name}` must sum to one; got a sum of {worst:.6g}. Divide by it.")
 
 
 def whole(name: str, value: Any, least: int, advice: str = "") -> None:

@@ -33,8 +33,7 @@ def _private(owner: Any, name: str) -> Any:
     if not hasattr(owner, name):
         where = getattr(owner, "__name__", type(owner).__name__)
         raise checks.explained(
-            f"NumPyro {numpyro.__version__} has no {where}.{name}, which this model needs here. Install NumPyro 0.22, "
-            "and report the version that lacks it.",
+            f"NumPyro {numpyro.__version__} has no {where}.{name}, which this model needs here. Install NumPyro 0.22.",
             NotImplementedError,
         )
     return getattr(owner, name)

@@ -62,9 +62,7 @@ def short(value: Any, room: int = WIDTH) -> str:
     if isinstance(value, np.ndarray | jax.Array):
         return _of_array(value)
     if isinstance(value, Mapping):
-        each = (
-            f"{name}: {short(one)}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}" for name, one in value.items()
-        )
+        each = (f"{key}: {short(one)}" if np.ndim(one) == 0 else f"{key} {np.shape(one)}" for key, one in value.items())
         return listed(each, room)
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):  # a named tuple prints as its class does
         return _cut(f"({', '.join(map(_argument, value[:6]))}{', ...' if len(value) > 6 else ''})", room)
@@ -98,10 +96,8 @@ def extremes(values: Any, names: Sequence[str] = ()) -> str:
         return "no finite number"
     low, high = int(np.nanargmin(array)), int(np.nanargmax(array))
     label = (lambda i: names[i]) if len(names) == array.size else (lambda i: f"[{i}]")
-    return (
-        f"{array[low]:.3g} (at {label(low)}) to {array[high]:.3g} (at {label(high)}), median "
-        f"{np.nanmedian(array):.3g}, of {array.size}"
-    )
+    ends = f"{array[low]:.3g} (at {label(low)}) to {array[high]:.3g} (at {label(high)})"
+    return f"{ends}, median {np.nanmedian(array):.3g}, of {array.size}"
 
 
 def _card_of(value: Any) -> Any:

@@ -57,9 +57,8 @@ def _name_misfit(function: Callable, args: tuple, kwargs: Any, error: Exception)
         return  # what cannot be compared is left as it is
     if misfits:
         name = misfits[0]
-        raise checks.explained(
-            f"`{name}` must be {_words(hints[name])}; got {checks.line(given[name])}.", TypeError
-        ) from error
+        wanted, found = _words(hints[name]), checks.line(given[name])
+        raise checks.explained(f"`{name}` must be {wanted}; got {found}.", TypeError) from error
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -149,8 +149,7 @@ def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_met
 def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype, *leaves: jax.Array) -> jax.Array:
     sizes, shapes = [AT_ONCE // leaf.dtype.itemsize for leaf in leaves], [leaf.shape for leaf in leaves]
     pieces = [
-        [leaf.ravel()[start : start + size] for start in range(0, max(1, leaf.size), size)]
-        for leaf, size in zip(leaves, sizes)
+        [leaf.ravel()[i : i + size] for i in range(0, max(1, leaf.size), size)] for leaf, size in zip(leaves, sizes)
     ]
 
     def run(pieces):

@@ -32,11 +32,8 @@ class Recomputed:
     its process."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if not isinstance(getattr(type(self), name, None), cached_property)
-        }
+        cached = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
+        return {name: value for name, value in vars(self).items() if name not in cached}
 
 
 class Program:

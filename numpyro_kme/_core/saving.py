@@ -90,10 +90,9 @@ class Saved:
         """
         found = read(path)
         if not isinstance(found, cls):
+            kind = type(found).__name__
             raise checks.explained(
-                f"{path} holds a {type(found).__name__} and not a {cls.__name__}: read it by "
-                f"{type(found).__name__}.load.",
-                SavedFileError,
+                f"{path} holds a {kind} and not a {cls.__name__}: read it by {kind}.load.", SavedFileError
             )
         return found
 
@@ -214,9 +213,7 @@ class _Writer:
         )
 
     def _array(self, array: np.ndarray, where: str) -> dict[str, Any]:
-        checks.require(
-            array.dtype.kind in "biufc", f"{where} cannot be saved: an array of {array.dtype} is no numbers.", TypeError
-        )
+        checks.require(array.dtype.kind in "biufc", f"{where} cannot be saved: an array of {array.dtype}.", TypeError)
         flat = np.ascontiguousarray(array).reshape(-1)
         key = str(flat.dtype), sha256(flat.tobytes()).digest()
         if key not in self._numbers:

@@ -114,8 +114,7 @@ def _learn(problem: BootstrapProblem, region: Ellipsoid, targets: Targets, x, em
     inside &= np.isfinite(embeddings).all(axis=(1, 2))
     checks.require(
         int(inside.sum()) > x.shape[1],
-        f"the simulator gave finite points at {int(inside.sum())} of {len(x)} parameters near the minima: narrow the "
-        "priors.",
+        f"the simulator gave finite points at {int(inside.sum())} of {len(x)} parameters near minima: narrow priors.",
     )
     x, embeddings = x[inside], embeddings[inside]
     emulator = fit(region, x, embeddings)

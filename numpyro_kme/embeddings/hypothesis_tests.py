@@ -49,9 +49,7 @@ def mmd_test(
     n, m = _sizes(x, y, kernel=kernel)
     checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
     shapes = [[np.shape(leaf)[1:] for leaf in jax.tree.leaves(sample)] for sample in (x, y)]
-    checks.require(
-        shapes[0] == shapes[1], f"Points of `x` and `y` must have one shape; got {shapes[0]} and {shapes[1]}."
-    )
+    checks.require(shapes[0] == shapes[1], f"Points of `x`, `y` must have one shape; got {shapes[0]} and {shapes[1]}.")
     host.require_memory(n + m)
     joint = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), x, y)
     gram = np.asarray(kernel.gram(joint), np.float64)

@@ -176,8 +176,7 @@ def posterior_weights(mu: Array, factor: Array, delta: Any, phi: Array) -> tuple
             checks.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.")
         return scaled @ cho_solve(cholesky, core @ phi), tried
     raise checks.explained(
-        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}: are weights "
-        "or Gram matrices finite?",
+        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}.",
         np.linalg.LinAlgError,
     )
 

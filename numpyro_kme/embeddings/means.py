@@ -125,9 +125,8 @@ class MeanEmbedding:
         if start is None:
             start = points[int(np.argmax(numpy_function(MeanEmbedding.__call__)(self, points)))]
         x = np.asarray(start, np.float64)
-        checks.require(
-            x.shape == points.shape[1:], f"`start` must be one point of shape {points.shape[1:]}; got {x.shape}."
-        )
+        shape = points.shape[1:]
+        checks.require(x.shape == shape, f"`start` must be one point of shape {shape}; got {x.shape}.")
         checks.sound("start", x)
         value, near = height(x)
         checks.require(

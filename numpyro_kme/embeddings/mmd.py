@@ -93,11 +93,8 @@ def _without_own(w, total, diagonal):
 
 def _weights(name, points, weights, unbiased):
     n, least = num_points(points), 2 if unbiased else 1
-    checks.require(
-        n >= least,
-        f"`{name}` must have at least {least} points for {'an unbiased' if unbiased else 'a biased'} "
-        f"estimate; got {n}.",
-    )
+    kind = "an unbiased" if unbiased else "a biased"
+    checks.require(n >= least, f"`{name}` must have at least {least} points for {kind} estimate; got {n}.")
     if weights is None:
         return gram.uniform_weights(points)
     weights = in_jax_types(weights)

@@ -41,9 +41,8 @@ class KernelBayesSettings(NamedTuple):
 
     def filter(self, states: PointSet, observations: PointSet, **settings) -> KernelBayesFilter:
         """`KernelBayesFilter.fit`."""
-        return KernelBayesFilter.fit(
-            self.kernel_x, self.kernel_y, states, observations, self.regularisation, delta=self.delta, **settings
-        )
+        kernels, epsilon = (self.kernel_x, self.kernel_y), self.regularisation
+        return KernelBayesFilter.fit(*kernels, states, observations, epsilon, delta=self.delta, **settings)
 
 
 @shown
@@ -237,9 +236,8 @@ def choose_by_holdout(
         num_points(observations) == length,
         f"`states` and `observations` must be one path; got {length} and {num_points(observations)} points.",
     )
-    (path, seen), (truth, new) = (
-        take((states, observations), part) for part in (slice(length // 2), slice(length // 2, None))
-    )
+    path, seen = take((states, observations), slice(length // 2))
+    truth, new = take((states, observations), slice(length // 2, None))
 
     def error(one):
         found = one.filter(path, seen, tolerance=tolerance, max_rank=max_rank)

@@ -74,9 +74,7 @@ class Kernel:
 
     def __init_subclass__(cls):
         if cls.pair is Kernel.pair and cls.log_pair is Kernel.log_pair:
-            raise checks.explained(
-                f"{cls.__name__} must implement `pair(a, b)` or `log_pair(a, b)` for one pair of points.", TypeError
-            )
+            raise checks.explained(f"{cls.__name__} must implement `pair` or `log_pair` of two points.", TypeError)
 
     def __call__(self, a: Any, b: Any) -> jax.Array:
         """Value `k(a, b)` for one pair of points."""

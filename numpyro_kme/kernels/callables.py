@@ -87,8 +87,7 @@ class FromCallable(OfArrays, Kernel):
         if checks.is_concrete(values):
             checks.require(
                 bool((values >= 0).all()),
-                "`fn` is negative or NaN for some pair of points, so it has no logarithm and cannot be an "
-                "epsilon-kernel; return positive values.",
+                "`fn` is negative or NaN for some pair of points, and has no logarithm: return positive values.",
                 FloatingPointError,
             )
         with np.errstate(divide="ignore"):

@@ -135,11 +135,7 @@ class EmpiricalMeasure(Batched):
     length_scale: ArrayLike
 
     def __post_init__(self):
-        check_fields(self, checks.positive, "length_scale")
-        checks.require(
-            jnp.ndim(self.length_scale) == 0,
-            f"`length_scale` of EmpiricalMeasure must be a scalar; got {jnp.shape(self.length_scale)}.",
-        )
+        check_fields(self, checks.positive_number, "length_scale")
 
     def points(self, x):
         """Read arrays `(n, size, dim)` or `(n, size)` as data sets of up to `size` rows, with weights where some end
@@ -169,8 +165,7 @@ def _measures(name, batch):
     rows = jnp.asarray(rows, jnp.result_type(rows, float))
     checks.require(
         rows.ndim == 3 and rows.shape[1] > 0,
-        f"`{name}` must be a batch of data sets with shape (count, size, dim); got {rows.shape}. Rows of "
-        "scalars need a last axis of length 1.",
+        f"`{name}` must be a batch of data sets with shape (count, size, dim); got {rows.shape}. Use x[..., None].",
     )
     if weights is None:
         return rows, jnp.full(rows.shape[:2], 1.0 / rows.shape[1], rows.dtype)

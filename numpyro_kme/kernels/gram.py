@@ -37,10 +37,8 @@ def scaled(x: Any, y: Any, length_scale: ArrayLike) -> tuple[Any, Any]:
 def one_per_dimension(length_scale: ArrayLike, dim: int, xp: Any = jnp) -> Any:
     """A length scale that is a scalar or `(dim,)` as `(1, dim)`."""
     shape = jnp.shape(length_scale)
-    checks.require(
-        shape in ((), (1,), (dim,)),
-        f"`length_scale` must be a scalar or have shape ({dim},), one per column of the points; got {shape}.",
-    )
+    fits = shape in ((), (1,), (dim,))
+    checks.require(fits, f"`length_scale` must be a scalar or have shape ({dim},), one per column; got {shape}.")
     return xp.broadcast_to(xp.asarray(length_scale), (1, dim))
 
 

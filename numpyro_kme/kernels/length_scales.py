@@ -134,14 +134,10 @@ class CrossValidation(LengthScaleRule):
 
     def __call__(self, x, targets=None):
         """The best multiple times the median."""
-        checks.require(
-            targets is not None, "CrossValidation needs `targets`: what the points are to predict, `(n, p)`."
-        )
+        checks.require(targets is not None, "CrossValidation needs `targets`: what points are to predict, `(n, p)`.")
         checks.table("x", x, min_rows=10)
         checks.table("targets", targets)
-        checks.require(
-            len(x) == len(targets), f"`x` and `targets` must have as many rows; got {len(x)} and {len(targets)}."
-        )
+        checks.require(len(x) == len(targets), f"`x` and `targets` need as many rows; got {len(x)} and {len(targets)}.")
         checks.whole("most", self.most, 10)
         checks.require(len(self.multiples) >= 1, "`multiples` must hold at least one number; got none.")
         x, targets = (some_rows(self.rng_key, np.asarray(a, np.float64), self.most) for a in (x, targets))

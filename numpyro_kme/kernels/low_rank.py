@@ -206,10 +206,7 @@ class DistributionRegression:
         """
         y = self.features.kernel.points(np.asarray(in_jax_types(y)))
         checks.sound("y", y)
-        near, own = (
-            np.abs(np.asarray(self.features.at_pivots(y))),
-            np.square(np.asarray(self.features.values)).sum(axis=1),
-        )
+        near, own = np.abs(self.features.at_pivots(y)), np.square(self.features.values).sum(axis=1)
         checks.require(
             bool((near.max(axis=1) > np.finfo(np.float64).eps * own.mean()).all()),
             f"The kernel is zero between the observation and all {len(own)} simulations: none comes near, and nothing "

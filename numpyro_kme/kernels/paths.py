@@ -216,8 +216,7 @@ class SignatureRule(RuleOfDistances):
         ranges = np.median(np.nanmax(few, axis=1) - np.nanmin(few, axis=1), axis=0)
         checks.require(
             bool((ranges > 0).all()),
-            f"A column of most series is constant: columns have the median ranges {ranges}. Leave it out, or give a "
-            "kernel by hand.",
+            f"A column of most series is constant: columns have the median ranges {ranges}. Leave it out.",
         )
         signatures = Signature(1.0, ranges, self.level).points(few)
         scale = self.multiple * median_of_pairs(squared_distances(signatures, signatures), "series")

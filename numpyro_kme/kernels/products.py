@@ -43,10 +43,7 @@ class Polynomial(Signed):
     offset: ArrayLike = 1.0
 
     def __post_init__(self):
-        checks.require(
-            isinstance(self.degree, int) and self.degree >= 1,
-            f"`degree` must be a positive integer; got {self.degree!r}.",
-        )
+        checks.whole("degree", self.degree, 1)
         check_fields(self, checks.positive, "length_scale")
         check_fields(self, checks.non_negative, "offset")
 
@@ -99,9 +96,8 @@ def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
     References: Kabsch (1976), Acta Crystallographica A 32.
     """
     shape = np.shape(matrix)
-    checks.require(
-        len(shape) >= 2 and shape[-1] == shape[-2] >= 1, f"`matrix` must have shape (..., size, size); got {shape}."
-    )
+    fits = len(shape) >= 2 and shape[-1] == shape[-2] >= 1
+    checks.require(fits, f"`matrix` must have shape (..., size, size); got {shape}.")
     checks.sound("matrix", matrix)
     left, _, right = np.linalg.svd(np.asarray(matrix, np.float64))
     turned = np.sign(np.linalg.det(left @ right))
@@ -111,8 +107,6 @@ def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
 
 def _flat(name, rotations):
     shape = jnp.shape(rotations)
-    checks.require(
-        len(shape) == 3 and shape[1] == shape[2],
-        f"`{name}` must hold rotation matrices with shape (count, size, size); got {shape}.",
-    )
+    fits = len(shape) == 3 and shape[1] == shape[2]
+    checks.require(fits, f"`{name}` must hold rotation matrices with shape (count, size, size); got {shape}.")
     return rotations.reshape(shape[0], -1)

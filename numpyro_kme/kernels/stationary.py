@@ -200,8 +200,7 @@ class RationalQuadratic(Stationary):
         if checks.is_concrete(self.alpha):
             checks.require(
                 bool(np.all(np.asarray(self.alpha) > dim / 2)),
-                f"RationalQuadratic is a density over {dim} dimensions only for `alpha` above {dim / 2}; "
-                f"got {self.alpha}. Raise `alpha`.",
+                f"RationalQuadratic has an integral only for `alpha` above {dim / 2}; got {self.alpha}. Raise `alpha`.",
             )
         alpha = jnp.asarray(self.alpha)
         excess = alpha - dim / 2
@@ -226,8 +225,7 @@ def GaussianScaleMixture(length_scales: ArrayLike, weights: ArrayLike | None = N
     checks.positive("length_scales", scales)
     checks.require(
         scales.ndim == 1 and len(scales) > 0,
-        f"`length_scales` must have shape (count,); got shape {scales.shape}. Add Gaussian kernels for length "
-        "scales per dimension.",
+        f"`length_scales` must have shape (count,); got shape {scales.shape}. For one per dimension, add kernels.",
     )
     checks.shaped("weights", weights, scales.shape, "per length scale")
     return Sum(tuple(Scaled(Gaussian(scale), weight) for scale, weight in zip(scales, weights)))

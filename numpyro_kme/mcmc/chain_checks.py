@@ -111,10 +111,8 @@ def check_surrogate(
         return found
 
     found = jax.jit(jax.vmap(one))(in_present_precision(draws))
-    checks.require(
-        bool(found),
-        "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data.",
-    )
+    no = "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data."
+    checks.require(bool(found), no)
     reports = {}
     for name, (arguments, masks, scales, negative) in found.items():
         (fn, value, plates), mask = observed[name], np.asarray(masks)[0]

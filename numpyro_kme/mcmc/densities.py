@@ -222,10 +222,8 @@ class AroundSimulation(RealValued):
         value = jnp.asarray(value, jnp.result_type(float, self.simulated))
         shape = jnp.broadcast_shapes(value.shape, self.simulated.shape)
         calls = shape[: len(shape) - self.event_dim]
-        pairs = (
-            self.kernel.points(jnp.broadcast_to(a, shape).reshape(prod(calls), -1)) for a in (value, self.simulated)
-        )
-        return jax.vmap(self.kernel.log_pair)(*pairs).reshape(calls)
+        rows = (jnp.broadcast_to(a, shape).reshape(prod(calls), -1) for a in (value, self.simulated))
+        return jax.vmap(self.kernel.log_pair)(*map(self.kernel.points, rows)).reshape(calls)
 
 
 def length_scale_model(x: ArrayLike, landmarks: ArrayLike) -> None:

@@ -139,8 +139,7 @@ class LossDensity(RealValued):
         checks.require(
             not np.shape(mask),
             f"A mask of shape {np.shape(mask)} around handlers.generalized_bayes: the loss compares the data of "
-            f"simulator `{self._name}` as a whole, so that no points can be taken out of it. Leave them out of the "
-            "data.",
+            f"simulator `{self._name}` as a whole. Leave points out of the data.",
         )
         return super().mask(mask)
 
@@ -179,8 +178,7 @@ def _check_site(msg, simulator: Simulator, covariates) -> None:
     )
     checks.require(
         checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights),
-        f"Site {name!r} is masked or scaled, which a joint loss cannot be entry by entry. Leave those data out, or "
-        "change `weight`.",
+        f"Site {name!r} is masked or scaled, as a joint loss cannot be. Leave those data out, or change `weight`.",
     )
     check_data_points(name, msg["value"], simulator, covariates, f"covariates={{{name!r}: array}}")
     checks.require(

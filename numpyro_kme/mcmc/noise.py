@@ -235,8 +235,7 @@ def several_keys(key: jax.Array, number: int) -> jax.Array:
     keys = key if checks.is_key(key) and key.ndim == 1 else key[None]
     checks.require(
         number % len(keys) == 0,
-        f"`num_simulations` must be a multiple of the number of blocks; got {number} simulations and {len(keys)} "
-        "blocks.",
+        f"`num_simulations` must be a multiple of the number of blocks; got {number} and {len(keys)} blocks.",
     )
     return keys
 

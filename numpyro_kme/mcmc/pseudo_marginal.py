@@ -99,15 +99,13 @@ class PseudoMarginal(MCMCKernel):
         init_strategy: Callable = init_to_median,
     ):
         checks.whole("blocks", blocks, 1)
-        checks.require(
-            0.0 < target_accept_prob < 1.0, f"`target_accept_prob` must be between 0 and 1; got {target_accept_prob}."
-        )
+        inside = 0.0 < target_accept_prob < 1.0
+        checks.require(inside, f"`target_accept_prob` must be between 0 and 1; got {target_accept_prob}.")
         self._model, self._target, self._init_strategy = model, target_accept_prob, init_strategy
         self._blocks, self._num_warmup = blocks, 0
         self._noise_sites: tuple[str, ...] = ()
-        self._programs: Any = (
-            None  # potential energy, and the map to constrained latents, of the model that `init` read
-        )
+        # potential energy, and the map to constrained latents, of the model that `init` read
+        self._programs: Any = None
 
     @property
     def model(self):
@@ -261,8 +259,7 @@ def _noise_sites(trace: dict) -> tuple[str, ...]:
         checks.require(
             isinstance(fn, dist.Normal) and bool(np.all(fn.loc == 0.0) and np.all(fn.scale == 1.0)),
             f"PseudoMarginal moves noise in standard normals, and the noise {name!r} is declared as "
-            f"{type(fn).__name__}. Declare standard normals, FromNoise(fn, dist.Normal(0, 1)), and transform them in "
-            "the simulator; or use FreshNoise.",
+            f"{type(fn).__name__}. Declare standard normals, FromNoise(fn, dist.Normal(0, 1)), or use FreshNoise.",
         )
     return names
 

@@ -175,8 +175,7 @@ def _working() -> Iterator[None]:
         lacking = isinstance(error, ImportError | AttributeError)
         remedy = "Install numpyro_kme, and what the simulator imports, for its workers" if lacking else "Start another"
         raise checks.explained(
-            f"The executor stopped working: {error} ({type(error).__name__}). {remedy}; with `store=` nothing that was "
-            "simulated is lost.",
+            f"The executor stopped working: {error} ({type(error).__name__}). {remedy}; with `store=` nothing is lost.",
             SimulationError,
         ) from error
 

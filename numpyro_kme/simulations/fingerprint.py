@@ -45,8 +45,7 @@ def fingerprint(value: Any) -> str:
         raise
     except Exception as error:
         raise checks.explained(
-            f"{value!r} has no fingerprint: {error} ({type(error).__name__}). Say by `version=` which simulator this "
-            "is, such as version=1.",
+            f"{value!r} has no fingerprint: {error} ({type(error).__name__}). Say by `version=` which this is.",
             UnreadableError,
         ) from error
 
@@ -124,12 +123,8 @@ def _parts(value: Any) -> dict[str, Any] | None:
     """Parts of a function, of what wraps one, a class, a distribution, or a JAX array; None for anything else."""
     if isinstance(value, types.FunctionType):
         return _parts_of_function(value)
-    if isinstance(value, staticmethod | classmethod):
-        return {"function": value.__func__}
-    if isinstance(value, functools.cached_property):
-        return {"function": value.func}
-    if isinstance(value, property):
-        return {"functions": (value.fget, value.fset, value.fdel)}
+    if isinstance(value, staticmethod | classmethod | property | functools.cached_property):
+        return {name: getattr(value, name, None) for name in ("__func__", "func", "fget", "fset", "fdel")}
     if isinstance(value, type) and not _is_installed(value.__module__):
         own = {name: item for name, item in vars(value).items() if _is_written(name, item)}
         return {"name": value.__qualname__, "bases": value.__bases__, **own}

@@ -152,10 +152,8 @@ class Plan:
         )
         checks.whole("block_size", self.block_size, 1)
         checks.instance("version", self.version, str | int | None, "a string or a whole number")
-        checks.require(
-            self.simulations is None or self.store is None,
-            "Give `simulations` or `store`, not both: what is given is not simulated.",
-        )
+        both = self.simulations is not None and self.store is not None
+        checks.require(not both, "Give `simulations` or `store`, not both: what is given is not simulated.")
 
     @property
     def retries(self) -> int:
@@ -304,9 +302,8 @@ def of_model(problem: Problem, simulations: Simulations) -> Simulations:
     made = "they were made by another model."
     latents = "latents", simulations.latents or problem.latents, problem.latents
     for kind, given, own in (latents, ("simulator sites", simulations.x, problem.simulators)):
-        checks.require(
-            set(given) == set(own), f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}"
-        )
+        told = f"`simulations` has the {kind} {sorted(given)}, the model {sorted(own)}: {made}"
+        checks.require(set(given) == set(own), told)
     for site, found in problem.simulators.items():
         simulator = found.simulator
         if simulator.ragged:
@@ -314,7 +311,6 @@ def of_model(problem: Problem, simulations: Simulations) -> Simulations:
         shape, expected = np.shape(simulations.x[site])[1:], simulator.shape()
         checks.require(
             len(shape) == len(expected) and shape[len(simulator.batch_shape) :] == simulator.event_shape,
-            f"`simulations` has outputs of shape {shape} at site {site!r}, its simulator `{simulator.name}` gives "
-            f"{expected}: {made}",
+            f"`simulations` has outputs of shape {shape} at site {site!r}, `{simulator.name}` gives {expected}: {made}",
         )
     return simulations

@@ -100,9 +100,7 @@ class Simulations(Saved):
         )
 
     def _repeated(self) -> str:
-        return f"; {self.repeated} {'attempt was' if self.repeated == 1 else 'attempts were'} repeated" * bool(
-            self.repeated
-        )
+        return f"; {self.repeated} attempt{' was' if self.repeated == 1 else 's were'} repeated" * bool(self.repeated)
 
     def warn_unless_near(self, observations: Arrays) -> None:
         """Warn where an engine chose latents near the posterior of another observation; entries that are NaN in either
@@ -187,9 +185,7 @@ class Simulations(Saved):
         problem.require_inside_support("latents", draws.latents)
         for name, value in x.items():
             shape = (len(draws.arguments[name]), *problem.simulators[name].simulator.shape())
-            checks.require(
-                value.shape == shape, f"The simulations of site {name!r} must have shape {shape}; got {value.shape}."
-            )
+            checks.require(value.shape == shape, f"`x` of site {name!r} must have shape {shape}; got {value.shape}.")
             _check_outputs(name, value, _ragged_dims(problem, name), missing)
         return cls(draws.arguments, x, draws.latents, draws.deterministics)
 

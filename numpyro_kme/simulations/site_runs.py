@@ -81,8 +81,8 @@ class SiteRun:
                 checks.require(  # on another machine last digits may differ
                     stored.shape == asked.shape and np.allclose(stored, asked, rtol=1e-5, equal_nan=True),
                     f"The store {path} holds simulations at other parameters of site {self.site!r}: its first is at "
-                    f"{stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other data, on "
-                    "which these depend? Give another path.",
+                    f"{stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other data? Give "
+                    "another path.",
                     StoreError,
                 )
                 self.x[rows], pending[rows] = part.x[own], False

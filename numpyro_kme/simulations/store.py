@@ -111,8 +111,7 @@ class Store:
         if lost:
             checks.warn(
                 f"The store {self.path} has lost {len(lost)} of {self._number()} files, such as "
-                f"{self._file(lost[0]).name!r}: their simulations count as not made. `simulate(..., store=)` makes "
-                "them again."
+                f"{self._file(lost[0]).name!r}: their simulations count as not made, and are made in the next run."
             )
         return [self._read(self._file(number), Part) for number in range(self._number()) if number not in lost]
 
@@ -144,8 +143,7 @@ class Store:
             return kind.load(file)  # type: ignore[attr-defined]
         except SavedFileError as error:
             raise checks.explained(
-                f"{self.path} is not a store of simulations, or it is damaged: {error} Restore a copy, or remove it "
-                "and simulate again.",
+                f"{self.path} is not a store of simulations, or it is damaged: {error} Restore a copy, or remove it.",
                 StoreError,
             ) from error
 

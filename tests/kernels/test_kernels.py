@@ -649,7 +649,7 @@ def test_median_heuristic_on_a_subset(rng):
 SETS, PATHS = K.EmpiricalMeasure(K.Gaussian(1.0), 1.0), K.GaussianProcessPath(K.Gaussian(1.0), 0.1)
 PAIRS, SEEN = K.FromCallable(tanh_features_numpy, host=True), np.zeros((2, 4))
 REFUSED = [
-    (lambda: K.Polynomial(0), ValueError, "`degree` must be a positive integer; got 0"),
+    (lambda: K.Polynomial(0), ValueError, "`degree` must be at least 1; got 0"),
     (lambda: K.Polynomial(2, 1.0, -1.0), ValueError, "`offset` must be finite and not negative"),
     (lambda: K.Sum((K.Gaussian(1.0), 2.0)), TypeError, "`kernels` of Sum must be a tuple"),
     (lambda: -1.0 * K.Gaussian(1.0), ValueError, "`scale` must be positive"),
@@ -667,7 +667,7 @@ REFUSED = [
     (lambda: SETS.gram(np.zeros((4, 0, 1))), ValueError, r"data sets with shape .* got \(4, 0, 1\)"),
     (lambda: SETS.gram((np.zeros((4, 2, 1)), np.ones(4))), ValueError, r"`weights of x` must have shape \(4, 2\)"),
     (lambda: SETS.gram((np.zeros((4, 2, 1)), np.ones((4, 2)))), ValueError, "must sum to one; got a sum of 2"),
-    (lambda: K.EmpiricalMeasure(K.Gaussian(1.0), np.ones(2)), ValueError, "must be a scalar"),
+    (lambda: K.EmpiricalMeasure(K.Gaussian(1.0), np.ones(2)), ValueError, "must be one number"),
     (lambda: K.GaussianProcessPath(K.Gaussian(1.0), 0.0), ValueError, "`noise` must be positive"),
     (lambda: PATHS.gram((np.zeros(4), SEEN)), ValueError, r"Times need a last axis: times\[:, None\]"),
     (lambda: PATHS.gram(SEEN), TypeError, "must be a tuple"),
