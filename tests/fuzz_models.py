@@ -5,7 +5,7 @@
 
 A model's outcome is one of: `ok`, the mean of every latent within .5 posterior standard deviations of brute force, and
 from KELFI the standard deviations within a factor (`WIDTH`); `refused`, an error
-raised by a line of the package in words; `warned`, further away but said in a warning; `wrong`, further away in
+of the package in words; `warned`, further away but said in a warning; `wrong`, further away in
 silence; `raw`, an error of another package; `slow`. Brute force weights prior draws made in NumPy with the known
 density of the simulator's noise.
 """
@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -35,8 +34,8 @@ import numpyro.distributions as dist
 from scipy import special, stats
 
 import numpyro_kme as kme
+from numpyro_kme._core.checks import is_explained
 
-PACKAGE = str(Path(kme.__file__).parent)
 BATCH, LIMIT = 30, 240
 DRAWS, ENOUGH = (20_000, 200_000, 2_000_000), 1000
 """Prior draws of brute force: the first number where their effective size is enough, else the last."""
@@ -473,12 +472,6 @@ class Case:
         return {"PosteriorBootstrap": 3.0, "KernelRecursiveABC": 3.0}.get(self.engine, NEAR)
 
 
-def is_ours(error: Exception) -> bool:
-    """Whether a line of the package raised it, in words."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return last.filename.startswith(PACKAGE) and (last.line or "").startswith("raise") and len(str(error)) > 20
-
-
 def outcome(seed: int) -> dict[str, Any]:
     """Run one model: how it ended, and what it was."""
     case, began = Case(seed), time.perf_counter()
@@ -486,13 +479,13 @@ def outcome(seed: int) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with limited(LIMIT), whole_tracebacks():
+            with limited(LIMIT):
                 found = case.run()
         except TimeoutError as error:
             result |= {"outcome": "slow", "said": str(error)}
         except Exception as error:
             result |= {
-                "outcome": "refused" if is_ours(error) else "raw",
+                "outcome": "refused" if is_explained(error) else "raw",
                 "said": f"{type(error).__name__}: {error!s:.300}",
             }
         else:
@@ -504,17 +497,6 @@ def outcome(seed: int) -> dict[str, Any]:
             if not (apart[worst] <= case.near and width <= WIDTH.get(case.engine, np.inf)):
                 result |= {"outcome": "warned" if said else "wrong"}
     return result | {"seconds": round(time.perf_counter() - began, 1)}
-
-
-@contextmanager
-def whole_tracebacks():
-    """JAX shows its own lines; else its errors look as if the package had raised them."""
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", "off")
-    try:
-        yield
-    finally:
-        jax.config.update("jax_traceback_filtering", before)
 
 
 @contextmanager

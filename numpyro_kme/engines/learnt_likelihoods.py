@@ -174,7 +174,7 @@ class LearntLikelihoods(Recomputed):
                 "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and "
                 f"a prior that is normal in the coordinates of the simulator's arguments. {coordinates.note}",
             )
-            measures[site] = learn_normal(fitted.at(problem.observations[site]), standard_normal(coordinates.dim))
+            measures[site] = learn_normal(fitted.at(problem.observations[site]))
         with progress.phase("sampling the posterior", self.engine.progress_bar):
             if determined:
                 found = draw_in_coordinates(rng_key, model, measures[site], number, power)

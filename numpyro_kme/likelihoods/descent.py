@@ -22,7 +22,6 @@ def descend_all(
     bounds: tuple[Tree, Tree],
     steps: int,
     inverses: np.ndarray,
-    enough: float = ENOUGH,
 ) -> tuple[Tree, np.ndarray]:
     """Minimise `k` functions, each over its own variables, with one call for the next point of all of them.
 
@@ -35,7 +34,6 @@ def descend_all(
         bounds: Lowest and highest values, with that axis or without.
         steps: Number of iterations of each.
         inverses: First inverse Hessians, `(k, p, p)` for `p` variables, in the order of the leaves.
-        enough: See `ENOUGH`.
     Returns:
         Minima, with the leading axis, and the last inverse Hessians.
     """
@@ -54,7 +52,7 @@ def descend_all(
     while True:
         free = ((x > lower) | (slope < 0.0)) & ((x < upper) | (slope > 0.0))
         move = -np.where(free, np.einsum("kij,kj->ki", inverses, np.where(free, slope, 0.0)), 0.0)
-        rows = np.flatnonzero((left > 0) & (-0.5 * np.sum(slope * move, axis=1) >= enough))
+        rows = np.flatnonzero((left > 0) & (-0.5 * np.sum(slope * move, axis=1) >= ENOUGH))
         if not len(rows):
             return unravel(x, starts, 1), inverses
         # longest step along any variable: one of logarithms by more leaves what its slope says anything about
@@ -64,7 +62,7 @@ def descend_all(
             promised = slope[i] @ (at - x[i])
             if new <= value[i] + 1e-4 * promised:
                 inverses[i] = _updated(inverses[i], at - x[i], turned - slope[i])
-                left[i] = left[i] - 1 if value[i] - new >= enough else 0
+                left[i] = left[i] - 1 if value[i] - new >= ENOUGH else 0
                 x[i], value[i], slope[i], fraction[i] = at, new, turned, 1.0
             elif fraction[i] > SHORTEST:
                 fraction[i] *= np.clip(-0.5 * promised / (new - value[i] - promised), 0.1, 0.5)

@@ -97,7 +97,7 @@ def warn_if_out_of_distribution(
         ends, standardised = np.stack([np.min(data, axis=0), np.max(data, axis=0)]), transform.forward(np.asarray(y))
         outside = np.maximum(ends[0] - standardised, standardised - ends[1]) > 0.25 * (ends[1] - ends[0])
         if outside.any():
-            kept = zip(transform.kept, *transform.inverse(ends))
+            kept = zip(transform.kept, *(transform.centre + transform.scale * np.sinh(ends)))
             names = [
                 f"{transform.label(i)} (observed {np.asarray(y)[i]:.6g}, simulated {low:.6g} to {high:.6g})"
                 for (i, low, high), far in zip(kept, outside)

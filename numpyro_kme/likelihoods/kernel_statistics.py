@@ -52,9 +52,10 @@ class KernelStatistics(OfLearnt):
         Rows of `y` that are not whole, before its end, are left out of `x`, too. Where the outputs are of several
         lengths, the logarithm of the length is a statistic before the others, which are learnt given it.
         """
-        gaps = () if y is None or x.ndim < 2 else gaps_of(np.reshape(y, x.shape[1:]))
+        x = x.reshape(len(x), *(x.shape[1:] or (1,)))
+        gaps = () if y is None else gaps_of(np.reshape(y, x.shape[1:]))
         event_shape, x = x.shape[1:], without(x, gaps)
-        size = lengths(x) if x.ndim > 1 else np.ones(len(x), int)
+        size = lengths(x)
         rows = "row" if not gaps else f"row beside those that the observation lacks, {', '.join(map(str, gaps))}"
         checks.require(
             bool(size.all()), f"{int(np.sum(size == 0))} of the {len(x)} outputs have no {rows}. Leave them out."
@@ -125,8 +126,6 @@ class KernelRegressed(LearntStatistics):
             "rows of NaN behind a shorter one, `kernels.pad`.",
         )
         whole = rows.reshape(-1, *self.event_shape)
-        if not self.event_shape:
-            return whole
         x = without(whole, self.gaps)
         size, (shortest, longest) = lengths(x), self.ends
         checks.require(bool(size.all()), "The observation has no row: its first row is NaN, where an output ends.")

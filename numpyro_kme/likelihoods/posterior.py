@@ -199,16 +199,16 @@ class KernelMeansPosterior:
         return signs, logs
 
 
-def learn_normal(likelihood: LikelihoodAt, start: NormalMixture) -> NormalMixture:
-    r"""Maximise the marginal likelihood `log q(y) = log int q(y | z) N(z | m, diag(sd^2)) dz` over `m` and `sd`.
+def learn_normal(likelihood: LikelihoodAt) -> NormalMixture:
+    r"""Maximise the marginal likelihood `log q(y) = log int q(y | z) N(z | m, diag(sd^2)) dz` over `m` and `sd`, from
+    the standard normal prior.
 
     The surrogate stays as it is: simulations may come from any proposal, so a prior is learnt without simulating again.
     With one observation the best prior is narrow and sits on the likelihood's maximum; a lognormal prior of scale 1 on
-    each `sd`, centred at the start, holds it back. Means stay within the simulated region.
+    each `sd`, centred at 1, holds it back. Means stay within the simulated region.
 
     Args:
         likelihood: `surrogate.at(y)` of the published form.
-        start: Where the search starts, a normal with a diagonal covariance: the prior that was simulated from.
     Returns:
         The learnt measure.
     Raises:
@@ -219,20 +219,16 @@ def learn_normal(likelihood: LikelihoodAt, start: NormalMixture) -> NormalMixtur
         raise checks.explained(
             "A prior is learnt in closed form, from the published form of the surrogate (`KernelMeans`)."
         )
-    mean, covariance = (np.asarray(moment, np.float64) for moment in start.moments())
-    variances, points, dim = np.diagonal(covariance), np.asarray(terms.points), len(mean)
-    diagonal = np.allclose(covariance, np.diag(variances))
-    checks.require(diagonal, "`start` must have a diagonal covariance; only that is learnt.")
-    squared_length = np.square(terms.kernel.length_scale)
+    points, squared_length = np.asarray(terms.points), np.square(terms.kernel.length_scale)
 
     def loss(at):
         mean, log_factors = np.split(at, 2)
-        widened = squared_length + variances * np.exp(2.0 * log_factors)
+        widened = squared_length + np.exp(2.0 * log_factors)
         logs = np.square(points - mean) @ (-0.5 / widened) + 0.5 * np.sum(np.log(squared_length / widened))
         return 0.5 * np.sum(np.square(log_factors)) - log_positive_part(terms.weights @ np.exp(logs), -30.0)
 
     low, high = points.min(axis=0), points.max(axis=0)
-    bounds = [*zip(low, high), *[(None, None)] * dim]
-    begin = np.concatenate([np.clip(mean, low, high), np.zeros(dim)])
+    bounds = [*zip(low, high), *[(None, None)] * len(low)]
+    begin = np.concatenate([np.clip(0.0, low, high), np.zeros(len(low))])
     found = scipy.optimize.minimize(loss, begin, method="L-BFGS-B", bounds=bounds).x
-    return Normal(found[:dim], np.diag(variances * np.exp(2.0 * found[dim:])))
+    return Normal(found[: len(low)], np.diag(np.exp(2.0 * found[len(low) :])))

@@ -131,9 +131,8 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bound
     missing = np.isnan(rows.reshape(len(rows), -1))
     if not missing.any():
         return replace(whole, parts=(_checked(fitted, rows, counts, lead),))
-    ends = np.broadcast_to([[[-np.inf]], [[np.inf]]], (2, *missing.shape))
-    if bounds is not None:
-        ends = np.stack([np.broadcast_to(end, data.shape).reshape(missing.shape) for end in bounds])
+    anywhere: Any = (-np.inf, np.inf)
+    ends = np.stack([np.broadcast_to(end, data.shape).reshape(missing.shape) for end in bounds or anywhere])
     records = fitted.surrogate.records  # where NaN says something
     inside = missing & np.isfinite(ends).any(axis=0) & counts[:, None]
     seen = ~missing & counts[:, None]

@@ -108,12 +108,6 @@ class StatisticsTransform:
         row = (1,) * (np.ndim(x) - 1) + (len(self.kept),)
         return xp.arcsinh((columns - xp.reshape(self.centre, row)) / xp.reshape(self.scale, row))
 
-    def inverse(self, s: Any) -> Any:
-        """Standardised statistics `(..., n)` to the kept raw ones `(..., n)`, in the order of `kept`; by NumPy where
-        they are NumPy's."""
-        xp, row = namespace(self, s), (1,) * (np.ndim(s) - 1) + (len(self.kept),)
-        return xp.reshape(self.centre, row) + xp.reshape(self.scale, row) * xp.sinh(s)
-
     def log_abs_det_jacobian(self, x: Any) -> Any:
         """`sum_i log |ds_i / dx_i|` over the kept statistics, `(...)`; by NumPy where they are NumPy's."""
         xp = namespace(self, x)

@@ -80,8 +80,7 @@ def adaptive_importance_sampling(
     """
     if isinstance(measure, Points):
         sign, log_size = signed_logs(likelihood, np.asarray(measure.points))
-        probabilities = np.asarray(measure.probabilities)
-        return _normalised(measure.points, sign, log_size + np.log(probabilities))
+        return _normalised(measure.points, sign, log_size + np.log(measure.probabilities))
 
     def positive(z):
         sign, log_size = signed_logs(likelihood, z)

@@ -161,6 +161,6 @@ def test_many_data_sets_are_learnt_from_a_subset_of_them():
 def test_learns_a_prior(fitted):
     """The prior moves to the observation and narrows; the marginal likelihood grows."""
     y, start = np.array([1.2, 0.0]), standard_normal(1)
-    learnt = learn_normal(fitted.at(y), start)
+    learnt = learn_normal(fitted.at(y))
     before, after = (KernelMeansPosterior(fitted, y, measure).log_marginal()[1] for measure in (start, learnt))
     assert after > before and abs(learnt.means[0, 0] - 1.1) < 0.4 and 0.04 <= learnt.covariances[0, 0, 0] < 0.6
