@@ -210,8 +210,7 @@ class Check:
         for site, test in self.misspecification.items():
             mend = (
                 f"Mend the model, leave out statistics where it differs most ({', '.join(list(test.by_statistic)[:3])};"
-                f" `misspecification[{site!r}].by_statistic` has all), or use `PosteriorBootstrap`, which does not "
-                "trust the model."
+                f" `misspecification[{site!r}].by_statistic` has all), or use `PosteriorBootstrap`."
             )
             if test.p_value * one_in < 1.0:
                 unlike.append(f"{site} ({test.told}): the model hardly makes this observation. {mend}")

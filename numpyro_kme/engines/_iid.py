@@ -60,9 +60,8 @@ class IidModel(Recomputed):
         observed = sorted((*problem.factors, *(set(problem.simulators) - set(unseen))))
         checks.require(
             len(observed) == 1,
-            f"the posterior bootstrap needs one observed site whose data it reweights; this model observes "
-            f"{observed}{f', and its simulator sites {unseen} are not observed' if unseen else ''}. Put "
-            "everything that belongs to one data point into one site.",
+            f"the posterior bootstrap needs one observed site whose data it reweights; this model observes {observed}"
+            f"{f', and not its simulator sites {unseen}' if unseen else ''}. Put all of one data point into one site.",
         )
         (site,) = observed
         frames, value = trace[site]["cond_indep_stack"], np.asarray(in_jax_types(trace[site]["value"]))

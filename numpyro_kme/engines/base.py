@@ -325,8 +325,7 @@ def check_kernel(kernel: Any, rule: LengthScaleRule | None) -> None:
 def posterior_of(found: Engine | Posterior) -> Posterior:
     """A posterior, or that of an engine that has been run."""
     posterior = found.posterior if isinstance(found, Engine) else found
-    checks.instance("posterior", posterior, Posterior, "a posterior, or an engine that has been run")
-    return posterior
+    return checks.instance("posterior", posterior, Posterior, "a posterior, or an engine that has been run")
 
 
 def cite(engine: Any = None) -> str:

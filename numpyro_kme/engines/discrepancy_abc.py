@@ -65,8 +65,7 @@ class K2ABC(SimulationEngine[WeightedPosterior]):
     def check_settings(self):  # noqa: D102
         super().check_settings()
         check_weighting(self, epsilon=self.epsilon)
-        what = "an estimator of the MMD: Quadratic(kernel), LinearTime(kernel) or a Fourier"
-        check_rule(self.length_scale, self.estimator, "estimator", Estimator, what)
+        check_rule(self.length_scale, self.estimator, "estimator", Estimator, "an estimator, such as Quadratic(kernel)")
 
     def _fit(self, rng_key, problem, simulations):
         table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)

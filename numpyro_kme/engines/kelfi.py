@@ -108,9 +108,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
             self.store is None or number == 1,
             f"`store` keeps prior draws: leave it out, or make one round; got num_rounds={self.num_rounds}.",
         )
-        what = "SemiAutomaticStatistics(...) or SelectedStatistics(...), or a mapping from sites to these"
         for one in self.statistics.values() if isinstance(self.statistics, Mapping) else [self.statistics]:
-            checks.instance("statistics", one, Statistics | None, what)
+            checks.instance("statistics", one, Statistics | None, "SemiAutomaticStatistics() or SelectedStatistics()")
         first = self.num_simulations // number
         checks.require(
             self.statistics is None or (first >= FEWEST and self.missing is None),
@@ -137,9 +136,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         found.check_observed(site)
         checks.require(
             simulator.batch_shape == simulator.groups or not isinstance(form, KernelMeans) or form.data_kernel is None,
-            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, whose densities "
-            "are multiplied; a data kernel on whole data sets does not fit there. Make the data set one event of the "
-            "simulator, or leave `data_kernel` out.",
+            f"Site {site!r} holds {simulator.batch_shape} draws of the same parameters along plates, which no data "
+            "kernel on whole data sets fits. Make the data set one event of the simulator, or leave `data_kernel` out.",
         )
         if found.mask.size > 1:
             found.require_no_gaps(site, "one likelihood for all draws along plates")
@@ -259,8 +257,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
         names = set(self.statistics) if isinstance(self.statistics, Mapping) else set()
         checks.require(
             names <= set(problem.observations),
-            f"`statistics` names {sorted(names - set(problem.observations))}, and the observed simulator sites are "
-            f"{sorted(problem.observations)}.",
+            f"`statistics` names {sorted(names - {*problem.observations})}; the sites are {[*problem.observations]}.",
         )
         for site in problem.observations:
             self.form_at(site, problem.simulators[site])

@@ -142,8 +142,7 @@ class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
             folder = Path(self.store).expanduser()
             checks.require(
                 not (folder / SETTINGS).exists(),
-                f"The store {folder} holds simulations of one call, and KernelRecursiveABC keeps a store of each "
-                "iteration in a folder: give another path.",
+                f"The store {folder} holds simulations of one call; KernelRecursiveABC needs a path of its own.",
                 StoreError,
             )
             store = folder / f"iteration {number}"

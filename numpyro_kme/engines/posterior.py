@@ -306,9 +306,8 @@ def problem_of(posterior: Posterior) -> Problem:
     """The model of a posterior that rests on simulations."""
     if posterior.problem is None:
         raise checks.explained(
-            f"This needs the model, which the posterior of {posterior.engine} does not have. One that was loaded from "
-            "a file is given it by load(path, problem=Problem.read(model, x=...)); one of an engine that works from "
-            "simulations, such as KELFI, has it.",
+            f"This needs the model, which the posterior of {posterior.engine} does not have. Give it by load(path, "
+            "problem=Problem.read(model, x=...)) to one from a file, or use an engine that works from simulations.",
             TypeError,
         )
     return posterior.problem

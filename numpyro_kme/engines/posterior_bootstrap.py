@@ -157,10 +157,7 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
             not isinstance(self.centering, str) or self.centering == "prior predictive",
             f'`centering` must be a distribution, a sampler or "prior predictive"; got {self.centering!r}.',
         )
-        checks.require(
-            0.0 <= self.prior_weight < np.inf,
-            f"`prior_weight` must be finite and not negative; got {self.prior_weight}. Use 0 to ignore the prior.",
-        )
+        checks.non_negative("prior_weight", self.prior_weight)
         checks.whole("prior_draws", self.prior_draws, 1)
         checks.require(
             self.prior_draws == 1 or self.prior_weight > 0.0,

@@ -169,13 +169,11 @@ class Posteriors(Saved):
         """Give one warning for all observations."""
         for number, why in list(self.refused.items())[:1]:
             checks.warn(
-                f"{len(self.refused)} of {len(self)} observations have no posterior, and NaN for draws (`refused` says "
-                f"why). Observation {number}: {why}"
+                f"{len(self.refused)} of {len(self)} observations have no posterior (`refused`). Number {number}: {why}"
             )
         for number, said in list(self.warned.items())[:1]:
             checks.warn(
-                f"{len(self.warned)} of {len(self)} observations were warned of (`warned` has what was said). "
-                f"Observation {number}: {said[0]}"
+                f"{len(self.warned)} of {len(self)} observations were warned of (`warned`). Number {number}: {said[0]}"
             )
 
 

@@ -70,8 +70,7 @@ class KernelABC(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self, regularisation=self.regularisation)
-        checks.positive_number("tolerance", self.tolerance)
+        check_weighting(self, regularisation=self.regularisation, tolerance=self.tolerance)
         check_kernel(self.kernel, self.length_scale)
 
     def _fit(self, rng_key, problem, simulations):
@@ -145,19 +144,16 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self, regularisation=self.regularisation, delta=self.delta)
-        checks.positive_number("tolerance", self.tolerance)
+        check_weighting(self, regularisation=self.regularisation, delta=self.delta, tolerance=self.tolerance)
         check_kernel(self.kernel, self.length_scale)
         if self.num_folds is not None:
             checks.whole("num_folds", self.num_folds, 2)
-        what = "a kernel, such as Gaussian(length_scale)"
-        checks.instance("parameter_kernel", self.parameter_kernel, Kernel | None, what)
+        checks.instance("parameter_kernel", self.parameter_kernel, Kernel | None, "a kernel, such as Gaussian(1.0)")
         checks.require(
             self.num_folds is None or (self.regularisation is None and self.delta is None),
             "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.",
         )
-        what = 'draws {site: (n, *shape)} with their "weight", as from get_weights()'
-        checks.instance("prior", self.prior, Mapping | None, what)
+        checks.instance("prior", self.prior, Mapping | None, "draws {site: (n, *shape)}, as from get_weights()")
 
     def _fit(self, rng_key, problem, simulations):
         draw_key, fold_key = split(rng_key)
@@ -254,8 +250,7 @@ class DistributionRegressionABC(SimulationEngine[WeightedPosterior]):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        positive = {name: getattr(self, name) for name in ("regularisation", "epsilon", "tolerance")}
-        check_weighting(self, **positive)
+        check_weighting(self, regularisation=self.regularisation, epsilon=self.epsilon, tolerance=self.tolerance)
         check_kernel(self.kernel, self.length_scale)
 
     def _fit(self, rng_key, problem, simulations):

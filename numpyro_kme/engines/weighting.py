@@ -297,10 +297,9 @@ def warn_if_far(name: str, distances: np.ndarray, between: np.ndarray) -> bool:
     far = out_of_distribution_check(distances, between)
     if far.is_out_of_distribution:
         checks.warn(
-            f"{name}: the observation lies away from the simulations. The nearest {far.proportion:.2%} of them are "
-            f"up to {far.nearest:.4g} from it, and simulations are up to {far.threshold:.4g} from one another. The "
-            "weights say which are least far, not what the parameters are. Check the observation and the "
-            "simulator, or use a prior under which such data occur."
+            f"{name}: the observation lies away from the simulations. The nearest {far.proportion:.2%} of them are up "
+            f"to {far.nearest:.4g} from it, and simulations up to {far.threshold:.4g} from one another: weights do not "
+            "say what the parameters are. Check observation and simulator, or use a prior under which such data occur."
         )
     return far.is_out_of_distribution
 

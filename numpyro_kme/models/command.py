@@ -137,8 +137,7 @@ class Command:
         def fill(place: re.Match) -> str:
             checks.require(
                 place[0] in given,
-                f"An argument of `Command` has {place[0]}, but a simulation has {len(numbers)} numbers of parameters: "
-                f"{list(given)} can stand there.",
+                f"An argument of `Command` has {place[0]}; with {len(numbers)} parameters {[*given]} can stand there.",
             )
             return given[place[0]]
 

@@ -207,9 +207,8 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
         readers=order,
         names=used,
         exact=True,
-        note=f"The arguments of the simulator at {site!r} are monotone functions of "
-        f"{', '.join(dict.fromkeys(name.split('[')[0] for name in used))}, entry by entry; in these coordinates the "
-        "prior is standard normal.",
+        note=f"The arguments of the simulator at {site!r} are, entry by entry, monotone functions of "
+        f"{', '.join(dict.fromkeys(name.split('[')[0] for name in used))}; here the prior is standard normal.",
     )
     if len(chosen) < len(names) or len(sites) < len(problem.latents):
         return coordinates

@@ -113,8 +113,7 @@ def _check_kinds(trace: Mapping, simulators: Mapping[str, Simulator], simulated:
     )
     checks.require(
         len(simulators) > 0 or not simulated,
-        f"The model has no simulator site; its sites are {kinds['sample']}. Add one: numpyro.sample('x', "
-        "numpyro_kme.Simulator(fn, *params), obs=x).",
+        f"The model has no simulator site; its sites are {kinds['sample']}. Add one, of kme.Simulator(fn, *params).",
     )
     checks.require(len(kinds["latent"]) > 0, f"The model has no latent site to infer; its sites are {kinds['sample']}.")
 

@@ -95,8 +95,7 @@ class Simulator(Distribution):
         checks.require(bool(params), f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred.")
         checks.require(
             declared or dtype is None,
-            f"Simulator `{functions.name(fn)}` got dtype={dtype} and no shape: a black-box simulator needs the shape "
-            "of its output, a JAX simulator neither.",
+            f"Simulator `{functions.name(fn)}` got dtype={dtype} and no shape: a black-box simulator needs the shape.",
         )
         dtype = float if declared and dtype is None else dtype
         self.fn = fn

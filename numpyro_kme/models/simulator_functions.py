@@ -99,9 +99,8 @@ def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, 
             return _as(np.dtype(canonical), calls_on_host(fn, shape, dtype, key_data, params), fn)
 
     no_derivative = TypeError(
-        f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask "
-        "for. Write it in JAX, use a kernel that asks for none (PseudoMarginal, or numpyro.infer.SA), or an "
-        "engine that learns the likelihood, such as KELFI."
+        f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask for. "
+        "Write it in JAX, or use PseudoMarginal, numpyro.infer.SA, or an engine that learns the likelihood, as KELFI."
     )
     given = compat.without_derivative(tuple(params), no_derivative)
     return host.call_back(rows, key_data.shape[:-1] + shape, canonical, key_data, *given, vmap_method="broadcast_all")

@@ -87,8 +87,7 @@ class SimulatorSite:
         if prod(shape) == prod(expected):
             advice = f"Observe it as .reshape({expected})."
         elif shape[len(shape) - len(expected) :] == expected:
-            advice = "Independent draws belong under a numpyro.plate. A simulator inside `scan` is not supported: make "
-            advice += "the whole series one call of a simulator."
+            advice = "Independent draws belong under a plate; a series inside `scan` has to be one call of a simulator."
         else:
             advice = "Let the simulator return what is observed, in its shape."
         what = "The observation at" if observed else "Site"
@@ -155,8 +154,7 @@ class SimulatorSite:
         checks.require(
             not broken.size,
             f"The observation at {name!r} holds {', '.join(map('{:g}'.format, broken[:3]))}, and its simulator "
-            f"`{self.simulator.name}` gives whole numbers ({self.simulator.dtype}). Observe whole numbers, or let the "
-            "simulator return what was averaged.",
+            f"`{self.simulator.name}` gives whole numbers ({self.simulator.dtype}). Observe such or simulate averages.",
         )
 
     def require_no_gaps(self, name: str, which: str) -> None:

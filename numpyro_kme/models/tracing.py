@@ -42,8 +42,7 @@ class LeaveOutSimulators(Messenger):
                 msg["value"] = self.simulators[msg["name"]].padded(msg["value"])
         checks.require(
             msg["value"] is not None or not isinstance(fn, dist.ImproperUniform),
-            f"The prior of {msg['name']!r} is improper (ImproperUniform), so it cannot be drawn from. "
-            "Give it a proper prior, as wide as it needs to be.",
+            f"The prior of {msg['name']!r} is improper (ImproperUniform) and cannot be drawn from. Give a wide one.",
         )
 
 

@@ -80,5 +80,4 @@ def chosen(arrays: Mapping[str, Any], names: Names = None) -> dict[str, np.ndarr
 
 def as_learnt(found: Learnt) -> LearntPosterior:
     """A posterior under a learnt likelihood, or an error."""
-    what = "a posterior under a learnt likelihood, such as KELFI's"
-    return checks.instance("posterior", posterior_of(found), LearntPosterior, what)
+    return checks.instance("posterior", posterior_of(found), LearntPosterior, "under a learnt likelihood, as KELFI's")

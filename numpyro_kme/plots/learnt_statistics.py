@@ -67,9 +67,7 @@ def learnt(posterior: Learnt, site: str | None = None, labels: Names = None, *, 
     if isinstance(surrogate, StatisticsSurrogate):
         labels = labels or _learnt_names(site, surrogate)
         surrogate = surrogate.inner
-    residual: ResidualSurrogate = checks.instance(
-        "posterior", surrogate, ResidualSurrogate, "under the default form, ResidualKernelMeans"
-    )
+    residual: ResidualSurrogate = checks.instance("posterior", surrogate, ResidualSurrogate, "of the default form")
     found, transform = residual.improvements, residual.transform
     parts = {name: np.asarray(found[name]) for name in ("location", "scale", "decorrelation")}
     known = [transform.label(number) for number in transform.kept]

@@ -73,13 +73,12 @@ def summaries(rng_key, theta):
     return statistics(lynx_hare(rng_key, theta))
 
 
-def prior():
-    """Log-normal, with medians near those of the published analysis and a noise of 0.2 a root year."""
-    medians = jnp.array([0.6, 0.03, 0.8, 0.025, 0.2])
-    return dist.LogNormal(jnp.log(medians), jnp.array([0.4, 0.4, 0.4, 0.4, 0.5])).to_event(1)
-
-
 def model(x=None):
-    """Rates and noise `theta`, `(5,)`, and statistics `x`, `(13,)`."""
-    theta = numpyro.sample("theta", prior())
+    """Rates and noise `theta`, `(5,)`, and statistics `x`, `(13,)`.
+
+    The prior is log-normal, with medians near those of the published analysis and a noise of 0.2 a root year.
+    """
+    medians = jnp.array([0.6, 0.03, 0.8, 0.025, 0.2])
+    prior = dist.LogNormal(jnp.log(medians), jnp.array([0.4, 0.4, 0.4, 0.4, 0.5]))
+    theta = numpyro.sample("theta", prior.to_event(1))
     numpyro.sample("x", Simulator(summaries, theta), obs=x)

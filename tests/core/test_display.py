@@ -176,7 +176,7 @@ def test_entries_of_an_observation_are_checked():
     for spoilt in (OBSERVED | {"mean": None}, [0.1, None, 0.2, 0.3]):
         with pytest.raises(TypeError, match="has dtype object; it must hold numbers, and NaN instead of None"):
             kme.Problem.read(model, x=spoilt)
-    with pytest.raises(ValueError, match=r"'quantiles' .* must have the shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"'quantiles' .* must have shape \(2,\)"):
         one.vector(OBSERVED | {"quantiles": np.zeros(3)})
 
 
