@@ -201,11 +201,8 @@ def sums_to_one(name: str, weights: Any) -> None:
 
 def whole(name: str, value: Any, least: int, advice: str = "") -> None:
     """Require a whole number of at least `least`."""
-    require(
-        isinstance(value, int | np.integer) and not isinstance(value, bool),
-        f"`{name}` must be a whole number; got {value!r}.{advice}",
-        TypeError,
-    )
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(is_whole, f"`{name}` must be a whole number; got {value!r}.{advice}", TypeError)
     require(value >= least, f"`{name}` must be at least {least}; got {value}.{advice}")
 
 

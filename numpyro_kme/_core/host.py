@@ -148,9 +148,7 @@ def call_back(function: Callable, shape: tuple[int, ...], dtype, *args, vmap_met
 
 def _call_in_pieces(function: Callable, shape: tuple[int, ...], dtype, *leaves: jax.Array) -> jax.Array:
     sizes, shapes = [AT_ONCE // leaf.dtype.itemsize for leaf in leaves], [leaf.shape for leaf in leaves]
-    pieces = [
-        [leaf.ravel()[i : i + size] for i in range(0, max(1, leaf.size), size)] for leaf, size in zip(leaves, sizes)
-    ]
+    pieces = [[one.ravel()[i : i + size] for i in range(0, max(1, one.size), size)] for one, size in zip(leaves, sizes)]
 
     def run(pieces):
         return function(*(np.concatenate(list(map(np.asarray, piece))).reshape(s) for piece, s in zip(pieces, shapes)))

@@ -214,10 +214,8 @@ class SignatureRule(RuleOfDistances):
         """The kernel."""
         few = self.some(x)
         ranges = np.median(np.nanmax(few, axis=1) - np.nanmin(few, axis=1), axis=0)
-        checks.require(
-            bool((ranges > 0).all()),
-            f"A column of most series is constant: columns have the median ranges {ranges}. Leave it out.",
-        )
+        vary = bool((ranges > 0).all())
+        checks.require(vary, f"A column of most series is constant: the median ranges are {ranges}. Leave it out.")
         signatures = Signature(1.0, ranges, self.level).points(few)
         scale = self.multiple * median_of_pairs(squared_distances(signatures, signatures), "series")
         return Signature(scale, ranges, self.level)

@@ -70,10 +70,8 @@ class generalized_bayes(Messenger):
         checks.instance("loss", loss, Loss | None, "a loss, such as MMD()")
         self.loss = MMD() if loss is None else loss
         self.weight, self.noise, self.covariates = weight, noise, dict(covariates or {})
-        checks.require(
-            not self.covariates or isinstance(noise, CommonNoise),
-            f"`covariates` need noise=CommonNoise(...); got {type(noise).__name__}.",
-        )
+        known = not self.covariates or isinstance(noise, CommonNoise)
+        checks.require(known, f"`covariates` need noise=CommonNoise(...); got {type(noise).__name__}.")
         super().__init__(model)
 
     def process_message(self, msg):

@@ -233,10 +233,8 @@ def several_keys(key: jax.Array, number: int) -> jax.Array:
     """One key, of either kind, or several, as `(blocks,)` of them, each of which makes an equal part of so many
     simulations."""
     keys = key if checks.is_key(key) and key.ndim == 1 else key[None]
-    checks.require(
-        number % len(keys) == 0,
-        f"`num_simulations` must be a multiple of the number of blocks; got {number} and {len(keys)} blocks.",
-    )
+    even = number % len(keys) == 0
+    checks.require(even, f"`num_simulations` must be a multiple of the number of blocks; got {number} and {len(keys)}.")
     return keys
 
 

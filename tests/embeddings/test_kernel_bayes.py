@@ -2,27 +2,12 @@
 
 import numpy as np
 import pytest
+from dense import dense_rule, gram
 
-from numpyro_kme.embeddings import MeanEmbedding
-from numpyro_kme.embeddings.filtering import KernelBayesFilter
-from numpyro_kme.embeddings.kernel_bayes import (
-    KernelBayesRule,
-    conditional_embedding,
-    kernel_sum_rule,
-    posterior_weights,
-)
+from numpyro_kme.embeddings import KernelBayesFilter, KernelBayesRule, MeanEmbedding, conditional_embedding
+from numpyro_kme.embeddings.kernel_bayes import kernel_sum_rule, posterior_weights
 from numpyro_kme.kernels import Gaussian, Laplace, RotationGaussian, RotationTrace
 from numpyro_kme.kernels.low_rank import LowRank
-
-
-def gram(a, b, scale):
-    return np.exp(-0.5 * np.sum(np.square((a[:, None] - b[None]) / scale), -1))
-
-
-def dense_rule(mu, gram_y, delta):
-    """R as printed."""
-    product = mu[:, None] * gram_y
-    return product @ np.linalg.solve(product @ product + delta * np.eye(len(mu)), np.diag(mu))
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(0.8), pytest.param(Laplace(1.5), marks=pytest.mark.slow)])
@@ -250,8 +235,8 @@ def test_a_lost_state_is_said(rng):
         found.means(np.zeros(50))
 
 
-def fitted(x):
-    return KernelBayesRule.fit(Gaussian(1.0), x, x, MeanEmbedding(Gaussian(1.0), x), 1e-3)
+def fitted(x, y=None, regularisation=1e-3):
+    return KernelBayesRule.fit(Gaussian(1.0), x, x if y is None else y, MeanEmbedding(Gaussian(1.0), x), regularisation)
 
 
 def path(x):
@@ -261,20 +246,11 @@ def path(x):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (
-            lambda x: KernelBayesRule.fit(Gaussian(1.0), x, x[:3], MeanEmbedding(Gaussian(1.0), x), 1e-3),
-            "as many points each; got 20 and 3",
-        ),
-        (
-            lambda x: KernelBayesRule.fit(Gaussian(1.0), x, x, MeanEmbedding(Gaussian(1.0), x), 0.0),
-            "`regularisation` must be positive",
-        ),
+        (lambda x: fitted(x, x[:3]), "as many points each; got 20 and 3"),
+        (lambda x: fitted(x, regularisation=0.0), "`regularisation` must be positive"),
         (lambda x: KernelBayesFilter.fit(Gaussian(1.0), Gaussian(1.0), x[:2], x[:2], 1e-3), "at least 3 times"),
         (lambda x: LowRank.fit(Gaussian(1.0), x, tolerance=1.0), "`tolerance` must be below 1"),
-        (
-            lambda x: KernelBayesRule.fit(Gaussian(1.0), x, x, MeanEmbedding(Gaussian(1.0), x), np.ones(3)),
-            r"`regularisation` must be one number; got shape \(3,\)",
-        ),
+        (lambda x: fitted(x, regularisation=np.ones(3)), r"`regularisation` must be one number; got shape \(3,\)"),
         (lambda x: kernel_sum_rule(Gaussian(1.0), x, x, x, 1e-3), "`prior` must be an embedding"),
         (lambda x: LowRank.fit("gaussian", x), "`kernel` must be a kernel, .* got 'gaussian'"),
         (lambda x: fitted(x).posterior(x[:1]).mode(np.full(2, np.nan)), "`start` has 2 entries that are not"),

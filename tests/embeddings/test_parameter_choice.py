@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from dense import dense_rule, gram
 
 import numpyro_kme as kme
 from numpyro_kme.embeddings.parameter_choice import (
@@ -18,14 +19,8 @@ from numpyro_kme.kernels import Gaussian, RotationTrace
 KEY = jax.random.key(0)
 
 
-def gram(a, b, scale):
-    return np.exp(-0.5 * np.sum(np.square((a[:, None] - b[None]) / scale), -1))
-
-
-def dense_rule(mu, gram_y, delta):
-    """R as printed."""
-    product = mu[:, None] * gram_y
-    return product @ np.linalg.solve(product @ product + delta * np.eye(len(mu)), np.diag(mu))
+def gaussians(scale_x, scale_y, *settings):
+    return KernelBayesSettings(Gaussian(scale_x), Gaussian(scale_y), *settings)
 
 
 @pytest.fixture
@@ -38,10 +33,7 @@ def joint(rng):
 def test_folds_by_the_printed_criterion(joint, compare_in):
     """Posteriors one by one with dense matrices, embedded and compared by a double sum."""
     x, y = joint
-    tried = [
-        KernelBayesSettings(Gaussian(0.9), Gaussian(0.7), 1e-3),
-        KernelBayesSettings(Gaussian(0.5), Gaussian(0.7), 1e-2, 1e-3),
-    ]
+    tried = [gaussians(0.9, 0.7, 1e-3), gaussians(0.5, 0.7, 1e-2, 1e-3)]
     norm = None if compare_in is None else Gaussian(compare_in)
     chosen = choose_by_folds(KEY, x, y, tried, num_folds=4, compare_in=norm, tolerance=1e-13)
     folds = np.array_split(np.asarray(jax.random.permutation(KEY, 30)), 4)
@@ -65,10 +57,7 @@ def test_folds_by_the_printed_criterion(joint, compare_in):
 def test_prediction_by_leaving_out(joint):
     """The posterior mean of every held-out pair with dense matrices."""
     x, y = joint
-    tried = [
-        KernelBayesSettings(Gaussian(0.9), Gaussian(0.7), 1e-3),
-        KernelBayesSettings(Gaussian(2.0), Gaussian(0.05), 1e-3),
-    ]
+    tried = [gaussians(0.9, 0.7, 1e-3), gaussians(2.0, 0.05, 1e-3)]
     chosen = choose_by_prediction(KEY, x, y, tried, num_folds=4, tolerance=1e-13)
     total = 0.0
     for fold in np.array_split(np.asarray(jax.random.permutation(KEY, 30)), 4):
@@ -85,10 +74,7 @@ def test_prediction_by_leaving_out(joint):
 
 def test_folds_reject_what_is_far_too_narrow(joint):
     x, y = joint
-    good, narrow = (
-        KernelBayesSettings(Gaussian(1.0), Gaussian(1.0), 1e-3),
-        KernelBayesSettings(Gaussian(1.0), Gaussian(0.01), 1e-3),
-    )
+    good, narrow = gaussians(1.0, 1.0, 1e-3), gaussians(1.0, 0.01, 1e-3)
     chosen = choose_by_folds(KEY, x, y, [narrow, good], num_folds=5)
     assert chosen.settings is good and chosen.errors[0] > 5 * chosen.errors[1]
     singular = good._replace(regularisation=1e-18)
@@ -120,10 +106,7 @@ def circle(rng, length):
 def test_halves_by_hand(rng):
     """The error of the second half, learnt from the first; a filter that breaks down is infinitely bad."""
     states, seen = circle(rng, 80)
-    good, lost = (
-        KernelBayesSettings(Gaussian(0.7), Gaussian(0.8), 1e-3),
-        KernelBayesSettings(Gaussian(0.7), Gaussian(1e-3), 1e-3),
-    )
+    good, lost = gaussians(0.7, 0.8, 1e-3), gaussians(0.7, 1e-3, 1e-3)
     chosen = choose_by_holdout(states, seen, [lost, good])
     found = kme.embeddings.KernelBayesFilter.fit(Gaussian(0.7), Gaussian(0.8), states[:40], seen[:40], 1e-3)
     weights = found.filter(seen[40:])
@@ -152,4 +135,4 @@ def test_halves_by_hand(rng):
 )
 def test_bad_input_raises(joint, call, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        call(joint[0], KernelBayesSettings(Gaussian(1.0), Gaussian(1.0), 1e-3))
+        call(joint[0], gaussians(1.0, 1.0, 1e-3))

@@ -285,12 +285,8 @@ DATA = (
     *(random.normal(random.key(i), shape) for i, shape in enumerate([(4, 2), (3, 4, 2), (5, 2)])),
     jnp.array([0, 2, 1, 4]),
 )
-LATENTS = {
-    "mean": jnp.array(0.3),
-    "spread": jnp.array(0.8),
-    "log_scale": jnp.array(-0.2),
-    "eta": jnp.array([0.1, -0.4, 0.9, 0.2]),
-}
+LATENTS = {"mean": 0.3, "spread": 0.8, "log_scale": -0.2, "eta": np.array([0.1, -0.4, 0.9, 0.2])}
+LATENTS = jax.tree.map(jnp.asarray, LATENTS)
 
 
 @jax.numpy_rank_promotion("allow")  # NumPyro's own Normal under plates

@@ -198,5 +198,5 @@ def test_settings_are_checked():
         simulation_keys(estimated)
     with pytest.raises(TypeError, match="`rng_key` must be a random key of JAX; got 3"):
         PseudoMarginal(estimated).init(3, 1, None, (2.0, 1.0), {})
-    with pytest.raises(ValueError, match="multiple of the number of blocks; got 16 and 3 blocks"):
+    with pytest.raises(ValueError, match="multiple of the number of blocks; got 16 and 3"):
         run(PseudoMarginal(loss_with(FreshNoise(16)), blocks=3), X, num_samples=1, num_warmup=1)

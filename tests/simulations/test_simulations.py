@@ -144,9 +144,8 @@ def test_skipping_counts_by_reason():
 def test_joined_simulations_count_all_attempts_and_remember_what_they_are_near():
     """Numbers of the second ones come after all attempts of the first; a table has as many attempts as rows."""
     first = simulate(random.key(0), failing, 50, on_failure="skip", progress_bar=False)
-    second = replace(
-        simulate(random.key(1), failing, 40, on_failure="skip", progress_bar=False), near={"x": np.ones(1)}
-    )
+    second = simulate(random.key(1), failing, 40, on_failure="skip", progress_bar=False)
+    second = replace(second, near={"x": np.ones(1)})
     both = first.joined(second)
     assert both.attempted == 90 and sum(both.failures.values()) == 90 - len(both)
     np.testing.assert_array_equal(both.index, [*first.index, *(50 + second.index)])
@@ -185,20 +184,18 @@ def test_a_table_of_latents(problem, simulations):
     np.testing.assert_array_equal(found.x["x"], np.ones((3, 2)))
 
 
+def two(problem, **x):
+    return Simulations.from_latents(problem, {"theta": np.ones(2)}, x)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
         (lambda p: Simulations.from_table(np.ones(3), np.ones(3)), r"`arguments` must have shape \(points, dim\)"),
         (lambda p: Simulations.from_table(np.ones((3, 1)), np.full(3, np.nan)), "`x` has 3 entries"),
-        (lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4))}), r"sites \['y'\]"),
-        (
-            lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"x": np.ones((2, 4)), "y": np.ones((2, 3))}),
-            r"site 'y' must have shape \(2, 4\); got \(2, 3\)",
-        ),
-        (
-            lambda p: Simulations.from_latents(p, {"theta": np.ones(2)}, {"z": np.ones((2, 4))}),
-            r"one of the model's simulator sites, \['x', 'y'\]; got 'z'",
-        ),
+        (lambda p: two(p, x=np.ones((2, 4))), r"no simulations of.*\['y'\]"),
+        (lambda p: two(p, x=np.ones((2, 4)), y=np.ones((2, 3))), r"site 'y' must have shape \(2, 4\); got \(2, 3\)"),
+        (lambda p: two(p, z=np.ones((2, 4))), r"one of the model's simulator sites, \['x', 'y'\]; got 'z'"),
     ],
 )
 def test_tables_that_do_not_fit_are_explained(problem, call, sentence):
