@@ -186,7 +186,6 @@ def calibrate(
     checks.key(rng_key)
     checks.whole("num_datasets", num_datasets, 2)
     checks.whole("num_draws", num_draws, 1)
-    checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     problem = problem_of(engine.posterior)
     engine.require_amortised()
     simulate_key, infer_key, choose_key = split(rng_key, 3)

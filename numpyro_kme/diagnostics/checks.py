@@ -248,7 +248,6 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
         ValueError: As `calibrate`.
     """
     checks.key(rng_key)
-    checks.instance("engine", engine, Engine, "an engine, such as KELFI(model)")
     posterior = engine.posterior
     problem, simulations = problem_of(posterior), simulations_of(posterior)
     predictive_key, calibrate_key = split(rng_key)

@@ -93,7 +93,7 @@ class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
         coordinates = Coordinates.from_prior(coordinates_key, problem)
         to_vectors, latents_at = vector_maps(problem, coordinates)
         centre = scale = None
-        path, deviations, made = [], [], [simulations]
+        points, made = [], [simulations]
         for number, key in enumerate(progress.progress(keys, "iterations", self.progress_bar), 1):
             simulate_key, herd_key = split(key)
             table = ReferenceTable.read(coordinates, problem, made[-1])
@@ -115,8 +115,7 @@ class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
                 tolerance=self.tolerance,
             )
             latents = latents_at(z)
-            path.append(z[0])
-            deviations.append(z.std(axis=0))
+            points.append(z)
             if not last:
                 made.append(self._iteration(simulate_key, problem, latents, number + 1))
         failed = [one.describe_failures() for one in made if one.failures or one.repeated]
@@ -127,8 +126,8 @@ class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
             info={
                 "simulations": sum(one.attempted or len(one) for one in made),
                 **({"simulations that failed": "; ".join(failed)} if failed else {}),
-                "standard deviations of the points, first and last": np.concatenate([deviations[0], deviations[-1]]),
-                "last move of the estimate": np.abs(path[-1] - path[max(len(path) - 2, 0)]),
+                "standard deviations of the points, first and last": np.ravel([points[0].std(0), points[-1].std(0)]),
+                "last move of the estimate": np.abs(points[-1][0] - points[-2:][0][0]),
                 **missing_entries(problem.simulators[problem.site()]),
                 "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
             },

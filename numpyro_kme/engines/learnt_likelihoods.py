@@ -129,20 +129,19 @@ class LearntLikelihoods(Recomputed):
     ) -> "LearntLikelihoods":
         """Learn from all simulations, with coordinates and settings of what was learnt `before` from the first of
         these."""
-        likelihoods, measures, made = {}, {}, (before.made if before else ())
+        likelihoods, measures, charts, made = {}, {}, {}, before.made if before else ()
         with progress.phase(f"learning from {len(simulations)} simulations", engine.progress_bar):
             for site in problem.observations:
                 theta, x, form, further = training(engine, rng_key, problem, site, simulations)
                 first = before.likelihoods[site].coordinates if before else None
-                coordinates = (first or Coordinates.from_prior(rng_key, problem, site)).covering(theta)
+                charts[site] = coordinates = (first or Coordinates.from_prior(rng_key, problem, site)).covering(theta)
                 known = before if before and coordinates is first else None
                 measures[site] = known.measures[site] if known else prior_measure(rng_key, problem, site, coordinates)
                 how = {"coordinates": coordinates, "measure": measures[site], **further}
                 fitted = fit_likelihood(theta, x, form=form, standard_errors=False, **how)
                 fitted = replace(fitted, near=simulations.near.get(site))
                 likelihoods[site] = fitted.after(known.likelihoods[site]) if known else fitted
-        found = {site: fitted.coordinates for site, fitted in likelihoods.items()}
-        for site, success in learn_success(problem, simulations, found).items():
+        for site, success in learn_success(problem, simulations, charts).items():
             likelihoods[site] = replace(likelihoods[site], success=success)
         return cls(engine, problem, simulations, likelihoods, measures, (*made, len(simulations) - sum(made)))
 

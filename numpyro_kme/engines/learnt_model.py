@@ -57,11 +57,6 @@ class PosteriorDraws(NamedTuple):
     measures: Mapping[str, Measure] = {}
 
 
-Evaluated = tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray], Terms, np.ndarray]
-"""A model with learnt likelihoods at `n` points: the latents, the coordinates of simulators' arguments, the log
-densities, and the part of them that was learnt."""
-
-
 @dataclass(frozen=True, eq=False)
 class LearntModel(Recomputed):
     """A model with learnt likelihoods in place of its simulators, at many points.
@@ -83,8 +78,9 @@ class LearntModel(Recomputed):
             return np.zeros((len(next(iter(latents.values()))), 0))
         return np.asarray(Program(jax.vmap(self.rest.flatten))({k: jnp.asarray(v) for k, v in latents.items()}))
 
-    def evaluate(self, u: np.ndarray, given: Mapping[str, Any]) -> Evaluated:
-        """Everything at vectors `(n, D)` and values `{site: (n, *shape)}` of discrete latents."""
+    def evaluate(self, u: np.ndarray, given: Mapping[str, Any]) -> tuple[Any, Any, Terms, np.ndarray]:
+        """The latents, the coordinates of simulators' arguments, the log densities, and the part of them that was
+        learnt, at vectors `(n, D)` and values `{site: (n, *shape)}` of discrete latents."""
         latents, terms, arguments = to_host(self._rest(u, dict(given)))
         z = {name: fitted.coordinates.table(arguments[name]) for name, fitted in self.likelihoods.items()}
         learnt = np.broadcast_to(self.log_likelihood(z), terms.log_prior.shape)

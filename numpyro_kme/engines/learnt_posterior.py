@@ -273,10 +273,8 @@ def describe(posterior: LearntPosterior) -> dict[str, Any]:
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(problem.observations[site]))
             found |= {"observation": place} if place else {}
         outside = float(np.max(posterior.extrapolated[site]))
-        found["parameters"] = "all draws within the simulated parameters"
-        if outside:
-            far = f"{outside:.2%} of the draws lie beyond the simulated parameters"
-            found["parameters"] = f"{far}: no simulation supports the likelihood there"
+        far = f"{outside:.2%} of the draws lie beyond the simulated parameters: no simulation supports these"
+        found["parameters"] = far if outside else "all draws within the simulated parameters"
         prefix = f"{site}: " if len(posterior.likelihoods) > 1 else ""
         for name, value in found.items():
             info[prefix + name] = value
@@ -320,8 +318,7 @@ def emit_warnings(posterior: LearntPosterior) -> None:
 
 def is_sure(errors: StandardErrors | None, latents: Mapping[str, np.ndarray]) -> bool:
     """Tell whether no standard error of a latent is large; True where they are not known."""
-    table = ravel(latents, 1)
-    return errors is None or not np.any(_relative(errors, table) > 1.0)
+    return errors is None or not np.any(_relative(errors, ravel(latents, 1)) > 1.0)
 
 
 def _relative(errors: StandardErrors, table: np.ndarray) -> np.ndarray:

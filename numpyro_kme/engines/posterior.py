@@ -136,7 +136,8 @@ class Posterior(Recomputed, Saved):
             return found
         observed: Mapping[str, Any] = found.groups.get("observed_data", {})
         others = [name for name in problem.latents if name not in found.samples]
-        others += [name for name, y in problem.observations.items() if not _alike(observed.get(name), y)]
+        for name, y in problem.observations.items():
+            others += [] if np.array_equal(observed.get(name, []), y, equal_nan=True) else [name]
         checks.require(
             not others,
             f"`problem` is not the one of the posterior in {path}, which has no such latents or other observations at "
@@ -246,12 +247,6 @@ class Posterior(Recomputed, Saved):
 def by_chain(tree: Samples, rows: slice = slice(None)) -> dict[str, np.ndarray]:
     """Rows of arrays as the draws of one chain."""
     return of_rows(tree, (None, rows))
-
-
-def _alike(one: Any, other: np.ndarray) -> bool:
-    """True if observations are the same, NaN where the other has it."""
-    one = np.asarray(one)
-    return one.shape == other.shape and np.array_equal(np.float64(one), np.float64(other), equal_nan=True)
 
 
 SHOWN, VECTOR = 40, 6

@@ -230,11 +230,10 @@ class WeightingMethod(Recomputed, abc.ABC):
         warn_of_negative_variances(table.coordinates.names, z, weights)
         number = self.engine.num_samples
         chosen = herded(z, weights, number) if signed else systematic_shuffled(rng_key, weights, number)
-        weighted = by_chain({**sites, "weight": weights})
         return WeightedPosterior(
             engine=name,
             samples=of_rows(sites, chosen),
-            groups={**grouped, "weighted_posterior": weighted},
+            groups={**grouped, "weighted_posterior": by_chain({**sites, "weight": weights})},
             info=info,
             problem=problem,
             simulations=simulations,

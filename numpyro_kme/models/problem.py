@@ -186,7 +186,8 @@ class Problem(Recomputed):
         known, name = self._programs, function.__name__
         if name not in known:
             known[name] = Program(jax.vmap(lambda rows: function(*self._run(*rows))))
-        return programs.in_blocks(known[name], (latents, *words))
+        with tracing.as_numpyro_does():
+            return programs.in_blocks(known[name], (latents, *words))
 
     @cached_property
     def _programs(self) -> dict[str, Program]:
@@ -207,13 +208,11 @@ class Problem(Recomputed):
         return list(map(value, self.latents)), arguments, list(map(value, self.deterministics))
 
     def _log_prior(self, trace, _):
-        with tracing.as_numpyro_does():
-            return sum(compat.log_prob(trace[name]) for name in self.latents)
+        return sum(compat.log_prob(trace[name]) for name in self.latents)
 
     def _pointwise(self, trace, _):
-        with tracing.as_numpyro_does():
-            sites = {name: trace[name] for name in self.factors}
-            return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items() if not isinstance(s["fn"], Unit)}
+        sites = {name: trace[name] for name in self.factors}
+        return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items() if not isinstance(s["fn"], Unit)}
 
     def _inside(self, trace, _):
         return {name: jnp.all(trace[name]["fn"].support(trace[name]["value"])) for name in self.latents}

@@ -1,6 +1,6 @@
 """The one runner of models: one at a time, and where asked in the precision in force, with simulators left out."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Lock
@@ -12,7 +12,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import random
 from numpyro import handlers
-from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import at_once, checks, compat, fold_in, in_present_precision
@@ -196,16 +195,6 @@ class DrawObserved(Messenger):
         if not checks.is_concrete(counts) or not np.all(counts):
             drawn = jnp.where(counts.reshape(counts.shape + (1,) * (drawn.ndim - counts.ndim)), drawn, observed)
         msg["value"] = drawn
-
-
-def set_from(names: Collection[str], value: Callable[[str, Distribution], jax.Array]) -> Messenger:
-    """A handler that gives latents the values `value(name, prior)`, each prior given the latents before it."""
-
-    def found(site):
-        wanted = site["type"] == "sample" and site["name"] in names
-        return value(site["name"], site["fn"]) if wanted else None
-
-    return handlers.substitute(substitute_fn=found)
 
 
 def run(

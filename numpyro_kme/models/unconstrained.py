@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_kme._core import Program, Recomputed, in_blocks, in_present_precision, pieces, shown
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme.models.problem import Arrays, Problem
-from numpyro_kme.models.tracing import run, set_from
+from numpyro_kme.models.tracing import run
 
 
 class Terms(NamedTuple):
@@ -67,7 +68,7 @@ class Unconstrained(Recomputed):
 
     def flatten(self, latents: Arrays) -> jax.Array:
         """The vector `u` of one point of the latents, `{site: value}`."""
-        trace, _ = self._run(set_from(latents, lambda name, fn: jnp.asarray(latents[name])))
+        trace, _ = self._run(latents)
         sites = {name: trace[name] for name in self.shapes}
         free = [biject_to(site["fn"].support).inv(site["value"]) for site in sites.values()]
         return jnp.concatenate(list(map(jnp.ravel, free)))
@@ -113,13 +114,17 @@ class Unconstrained(Recomputed):
 
     def _trace(self, u, given: Arrays = MappingProxyType({})):
         parts = dict(zip(self.shapes, pieces(u, self.shapes.values())))
-        values = set_from(self.shapes, lambda name, fn: biject_to(fn.support)(parts[name]))
-        trace, simulators = self._run(values, given)
+
+        def constrained(site):
+            name = site["name"]
+            return biject_to(site["fn"].support)(parts[name]) if name in parts else None
+
+        trace, simulators = self._run(given, handlers.substitute(substitute_fn=constrained))
         log_jacobian = jnp.zeros(())
-        for name, piece in parts.items():  # not in `values`, which runs inside of any `scan` of the model
+        for name, piece in parts.items():  # not in `constrained`, which runs inside of any `scan` of the model
             transform = biject_to(trace[name]["fn"].support)
             log_jacobian += jnp.sum(transform.log_abs_det_jacobian(piece, trace[name]["value"]))
         return trace, simulators, log_jacobian
 
-    def _run(self, values: Messenger, given: Arrays = MappingProxyType({})):
-        return run(self.model, *in_present_precision((self.args, dict(self.kwargs))), None, given, values)
+    def _run(self, given: Arrays, *inside: Messenger):
+        return run(self.model, *in_present_precision((self.args, dict(self.kwargs))), None, given, *inside)
