@@ -381,17 +381,17 @@ for kind, call, raises in [
     ("wrong shape", lambda: learnt_summary(targets=THETA[:, 0]), r"`targets` must have shape \(points, dim\)"),
     ("m = 0", lambda: learnt_summary(ROWS_OF_SETS[:0], THETA[:0]), "`targets` must have at least 1 rows"),
     (BAD, lambda: learnt_summary(regularisation=1e-30), "Increase the regularisation"),
-    ("wrong type", lambda: learnt_summary(kernel="sets"), "`kernel` must be a kernel on data sets"),
+    ("wrong type", lambda: learnt_summary(kernel="sets"), "`kernel` must be of the kind Kernel; got .sets"),
     ("wrong shape", lambda: learnt_summary(ROWS_OF_SETS[:4]), "sets; got 4 and 40"),
     ("NaN", lambda: ridge_weights(spoilt(X, NAN)), "`inputs` has 1 entries"),
     ("outliers", lambda: ridge_weights(t=np.array([[1e30]])), ""),
-    ("wrong shape", lambda: ridge_weights(t=np.zeros((3, 2))), r"same number of columns; got shapes \(3, 2\) and"),
+    ("wrong shape", lambda: ridge_weights(t=np.zeros((3, 2))), r"`t` must have \d columns; got shape \(3, 2\)"),
     ("m = 0", lambda: ridge_weights(X[:0]), "`points` must hold at least one point"),
     (BAD, lambda: ridge_weights(regularisation=0.0), "`regularisation` must be positive"),
     (BAD, lambda: ridge_weights(tolerance=2.0), "`tolerance` must be below 1"),
     ("NaN", lambda: recursive_step(y=np.array([NAN])), "`observed` has 1 entries"),
     ("constant", lambda: recursive_step(0 * THETA), "All points of `x` coincide"),
-    ("wrong shape", lambda: recursive_step(y=np.zeros(3)), "must have the same number of columns"),
+    ("wrong shape", lambda: recursive_step(y=np.zeros(3)), "must have . columns"),
     ("wrong shape", lambda: recursive_step(x=X[:30]), "as many rows; got 40 and 30"),
     ("m = 0", lambda: recursive_step(number=0), "`number` must be at least 1; got 0"),
     ("m = 1", lambda: recursive_step(THETA[:1], X[:1]), "`theta` must have at least 2 rows"),
@@ -457,7 +457,7 @@ add("functions", "infinite", lambda: kme.embeddings.MeanEmbedding(WIDE, spoilt(P
 add("functions", "constant", lambda: kernels.median_heuristic(np.ones((5, 2))), "All points of `x` coincide")
 add("functions", "duplicates", lambda: mmd(POINTS[[0] * 6], OTHERS[[0] * 5]))
 add("functions", "outliers", lambda: mmd(spoilt(POINTS, 1e30), OTHERS))
-add("functions", "wrong shape", lambda: mmd(POINTS, OTHERS[:, :1]), r"got shapes \(6, 2\) and \(5, 1\)")
+add("functions", "wrong shape", lambda: mmd(POINTS, OTHERS[:, :1]), r"`y` must have 2 columns; got shape \(5, 1\)")
 add("functions", "wrong dtype", lambda: mmd(POINTS.astype("U9"), OTHERS), "`x` must hold real numbers; got dtype <U9")
 add("functions", "m = 0", lambda: mmd(POINTS[:0], OTHERS), "`x` must have at least 2 points")
 add("functions", "m = 1", lambda: mmd(POINTS[:1], OTHERS), "`x` must have at least 2 points")
@@ -553,7 +553,12 @@ add("handlers", "infinite", lambda: robust(x=spoilt(DATA, INF)), "has 1 entries 
 add("handlers", "duplicates", lambda: robust(x=np.repeat(DATA[:4], 5)), slow=True)
 add("handlers", "outliers", lambda: small(np.array([1e30])), warns="far outside all simulations")
 add("handlers", "wrong shape", lambda: density(CONJUGATE, {"x": lambda t: dist.Normal(t, 1.0)}), "has event shape")
-add("handlers", "wrong dtype", lambda: density(CONJUGATE, {"x": lambda t: 3.0}), "gave a float; it must give a numpyro")
+add(
+    "handlers",
+    "wrong dtype",
+    lambda: density(CONJUGATE, {"x": lambda t: 3.0}),
+    "must be a distribution of NumPyro",
+)
 add("handlers", "m = 0", lambda: handlers.surrogate(CONJUGATE, {}), "`likelihoods` must be a dictionary")
 add("handlers", "m = 1", lambda: robust(x=np.zeros(1)), "at least two data points")
 add("handlers", "m = 2", lambda: kme.CommonNoise(1), "`num_simulations` must be at least 2; got 1")

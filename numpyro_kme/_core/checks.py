@@ -296,11 +296,3 @@ def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Tell whether an array of a shape can be broadcast to another."""
     padded = (1,) * (len(to) - len(shape)) + shape
     return len(padded) == len(to) and all(a in (1, b) for a, b in zip(padded, to))
-
-
-def same_columns(name_a: str, a: Any, name_b: str, b: Any) -> None:
-    """Require two `(rows, dim)` arrays to agree in `dim`."""
-    require(
-        np.shape(a)[-1] == np.shape(b)[-1],
-        f"`{name_a}` and `{name_b}` must have the same number of columns; got shapes {np.shape(a)} and {np.shape(b)}.",
-    )

@@ -57,10 +57,7 @@ class DirichletProcess:
     truncation: int = 100
 
     def __post_init__(self):
-        checks.require(
-            0.0 <= self.concentration < np.inf,
-            f"`concentration` must be finite and not negative; got {self.concentration}. Use 0 for no prior.",
-        )
+        checks.non_negative("concentration", self.concentration)
         checks.require(
             self.concentration == 0.0 or self.centering is not None,
             f"`centering` must be given when `concentration` is positive; got concentration {self.concentration}. Pass "

@@ -67,7 +67,7 @@ def conditional_embedding(
         RuntimeError: If all weights are zero.
     References: Song et al. (2009), ICML.
     """
-    _joint(x, y)
+    num_pairs(x, y)
     fitted = ConditionalMeanEmbedding.fit(kernel_y, y, regularisation, tolerance=tolerance)
     return _found(kernel_x, x, fitted.weights(_one(observed))[0])
 
@@ -183,7 +183,7 @@ def posterior_weights(mu: Array, factor: Array, delta: Any, phi: Array) -> tuple
 
 def _reweighted(prior: MeanEmbedding, x: PointSet, y: PointSet, regularisation: float, tolerance: float) -> np.ndarray:
     """Weights `mu = (G_X + n eps I)^-1 m` of the joint sample under another distribution of `X`, `(n,)`."""
-    n = _joint(x, y)
+    n = num_pairs(x, y)
     checks.instance("prior", prior, MeanEmbedding, "an embedding, such as MeanEmbedding(kernel, draws)")
     checks.positive_number("regularisation", regularisation)
     factor = LowRank.fit(prior.kernel, x, tolerance=tolerance)
@@ -206,7 +206,8 @@ def _found(kernel: Kernel, points: PointSet, weights: np.ndarray) -> MeanEmbeddi
     return MeanEmbedding(kernel, points, weights)
 
 
-def _joint(x, y) -> int:
+def num_pairs(x: PointSet, y: PointSet) -> int:
+    """Number of points of a joint sample."""
     n = num_points(x)
     checks.require(n >= 1, "`x` and `y` must hold at least one point each; got none.")
     checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, door, shown, solves
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
-from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, posterior_weights
+from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, num_pairs, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
 from numpyro_kme.kernels import low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, num_points, take
@@ -175,8 +175,7 @@ def _least_over_folds(rng_key, x, y, settings, num_folds, error) -> ChosenSettin
     """Sum the errors `error(candidate, fold)` over random folds."""
     checks.concrete(rng_key=rng_key, x=x, y=y)
     checks.key(rng_key)
-    n = num_points(x)
-    checks.require(num_points(y) == n, f"`x` and `y` must hold as many points each; got {n} and {num_points(y)}.")
+    n = num_pairs(x, y)
     checks.whole("num_folds", num_folds, 2)
     checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")
     folds = np.array_split(np.asarray(jax.random.permutation(rng_key, n)), num_folds)

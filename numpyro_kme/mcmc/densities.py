@@ -66,12 +66,8 @@ class SyntheticLikelihood(RealValued):
     ):
         whole = tuple(map(jnp.ndim, params))  # also under plates
         self.simulator = Simulator(fn, *params, event_dims=whole, shape=shape, dtype=dtype)
-        checks.whole("num_simulations", num_simulations, 1)
-        numbers = prod(self.simulator.event_shape)
-        checks.require(
-            num_simulations > numbers + 2,
-            f"`num_simulations` must exceed {numbers + 2}, the numbers of the event plus two; got {num_simulations}.",
-        )
+        least = prod(self.simulator.event_shape) + 3
+        checks.whole("num_simulations", num_simulations, least, " It must exceed the numbers of the event plus two.")
         self.num_simulations = num_simulations
         self.rng_key = rng_key
         if rng_key is not None:

@@ -135,11 +135,7 @@ def _density(
     name: str, likelihood: Likelihood, value: ArrayLike, mask: ArrayLike, simulator: Simulator
 ) -> Distribution:
     fn = likelihood(*simulator.broadcast_params(simulator.groups))
-    checks.require(
-        isinstance(fn, Distribution),
-        f"The likelihood of site {name!r} gave a {type(fn).__name__}; it must give a numpyro Distribution.",
-        TypeError,
-    )
+    checks.instance(f"likelihoods[{name!r}](...)", fn, Distribution, "a distribution of NumPyro")
     checks.require(
         fn.event_shape == simulator.event_shape,
         f"The likelihood of site {name!r} has event shape {fn.event_shape}, the simulator `{simulator.name}` "

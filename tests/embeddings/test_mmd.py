@@ -143,7 +143,7 @@ def test_no_full_gram_matrix_is_held():
 
 def test_bad_input():
     kernel, x, y = K.Gaussian(1.0), np.zeros((4, 2)), np.zeros((3, 2))
-    with pytest.raises(ValueError, match=r"`x` and `y` must have the same number of columns.*\(4, 2\) and \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"`y` must have 2 columns; got shape \(3, 1\)"):
         squared_mmd(kernel, x, y[:, :1])
     with pytest.raises(ValueError, match="`y` must have at least 2 points for an unbiased estimate; got 1"):
         squared_mmd(kernel, x, y[:1])

@@ -174,7 +174,7 @@ def test_parameters_arrive_with_common_leading_dimensions():
         ({"z": normal}, (X, Y), "Site 'x' is an observed simulator without a likelihood"),
         ({"x": lambda t: dist.Normal(t, 1.0)}, (X, Y), r"event shape \(\), the simulator `shifted` has \(2,\)"),
         ({"x": lambda t: normal(t).expand([5])}, (X, Y), r"batch shape \(5,\)"),
-        ({"x": lambda t: t}, (X, Y), "must give a numpyro Distribution"),
+        ({"x": lambda t: t}, (X, Y), "must be a distribution of NumPyro"),
     ],
 )
 def test_likelihoods_that_do_not_fit_are_explained(likelihoods, args, sentence):
