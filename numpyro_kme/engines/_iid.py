@@ -50,9 +50,6 @@ class IidModel(Recomputed):
     @classmethod
     def read(cls, model: Callable, args: tuple, kwargs: Mapping) -> "IidModel":
         """Find the data plate of `model(*args, **kwargs)`, or raise an error that says how to write one."""
-        sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)]
-        empty = "the data are empty; the posterior bootstrap needs at least two points along the data plate."
-        checks.require(0 not in sizes, empty)
         problem = Problem(model, args, kwargs, *reading.read(model, args, kwargs, simulated=False))
         values = {name: latent.value for name, latent in problem.latents.items()}
         trace, _ = tracing.run(model, args, kwargs, None, values)
@@ -83,16 +80,14 @@ class IidModel(Recomputed):
         problem.require_continuous("the posterior bootstrap")
         checks.require(
             site in problem.factors or not problem.simulators[site].simulator.ragged,
-            f"the draws at {site!r} are of any length (ragged=True), and the losses of the posterior bootstrap "
-            "compare draws of one. Let the simulator return statistics of fixed number, or use KELFI with "
-            "form=KernelStatistics(EmpiricalMeasureRule()) on one data set.",
+            f"the draws at {site!r} are of any length (ragged=True), and losses compare draws of one. Let it return "
+            "fixed statistics, or use KELFI with form=KernelStatistics(EmpiricalMeasureRule()) on one data set.",
         )
         lacking = np.flatnonzero(np.isnan(value[kept]).reshape(len(kept), -1).any(axis=1))
         checks.require(
             not len(lacking),
             f"{len(lacking)} of the {len(kept)} points of the observation at {site!r} have NaN, such as those at "
-            f"{kept[lacking[:3]].tolist()}, and the posterior bootstrap weights whole points. Leave them out, as by "
-            "numpyro.handlers.mask, or use KELFI, which takes points that were observed in part.",
+            f"{kept[lacking[:3]].tolist()}. Leave them out by numpyro.handlers.mask, or use KELFI, which takes parts.",
         )
         return cls(problem, site, value, kept, Unconstrained.of(problem))
 

@@ -138,8 +138,7 @@ class RejectionABC(SimulationEngine[WeightedPosterior]):
             return DiscrepancyWeights(self, rng_key, problem, table, *how)
         checks.require(
             not table.data_sets or table.x.shape[2] == 1,
-            f"The simulator gives data sets of shape {table.x.shape[1:]}, whose rows have no order: give a "
-            "`discrepancy`, such as the MMD estimator Quadratic(kernel).",
+            f"Rows of data sets of shape {table.x.shape[1:]} have no order: give a `discrepancy`, Quadratic(kernel).",
         )
         table.require_one_length("the Euclidean distance")
         scale = mad_or_sd(table.in_order(table.x))

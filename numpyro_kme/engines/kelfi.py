@@ -101,8 +101,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
         )
         checks.require(
             not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
-            "`proposal` FromVariance() needs a form with a Gaussian-process variance: pass form=KernelMeans(); got a "
-            f"form of the type {type(self.form).__name__}.",
+            f"`proposal` FromVariance() needs a form with a variance: pass form=KernelMeans(...); got {self.form}.",
         )
         checks.require(
             self.store is None or number == 1,

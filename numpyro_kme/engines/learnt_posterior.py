@@ -182,8 +182,7 @@ class LearntPosterior(Posterior):
         problem = problem_of(self)
         checks.require(
             not problem.discrete,
-            f"The mode is found by gradients, and {list(problem.discrete)} are discrete. Use the draws: their most "
-            "frequent values, and the mean of the others given these.",
+            f"The mode is found by gradients, and {list(problem.discrete)} are discrete. Use the draws.",
         )
         surrogate = replace(problem, model=handlers.surrogate(problem.model, self.likelihoods))
         return learnt_model.mode(Unconstrained.of(surrogate), self.drawn.latents, self.drawn.log_posterior)

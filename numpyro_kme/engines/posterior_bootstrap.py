@@ -175,8 +175,7 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
         loss = (MMD(length_scale=self.length_scale) if self.loss is None else self.loss).for_data(data)
         checks.require(
             loss.takes_covariates or covariates is None,
-            f"{type(loss).__name__} takes no covariates. Use MMD(), or a loss of your own with `takes_covariates = "
-            "True`, whose `value` then gets pairs (covariates, responses).",
+            f"{type(loss).__name__} takes no covariates. Use MMD(), or a loss with `takes_covariates = True`.",
         )
         process = self._process(iid, covariates)
         starts = iid.starts(prior_key, max(PRIOR_DRAWS, TIMES * self.prior_draws))

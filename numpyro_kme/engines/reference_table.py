@@ -119,9 +119,8 @@ class ReferenceTable(Recomputed):
         """Raise where `what` would get numbers in place of outputs of the simulator's shape."""
         checks.require(
             not self.rows_in_part,
-            f"{self.mask.size - self.mask.sum()} of {self.mask.size} numbers of the observation are NaN, not observed, "
-            f"and rows of it were observed in part, which {what} cannot compare. Leave it out where the engine has its "
-            "own, leave out whole rows, or use KELFI.",
+            f"{self.mask.size - self.mask.sum()} of {self.mask.size} numbers of the observation are NaN, and rows of "
+            f"it were observed in part, which {what} cannot compare. Leave it or whole rows out, or use KELFI.",
         )
 
     def require_one_length(self, what: str) -> None:

@@ -76,9 +76,8 @@ class Output(NamedTuple):
         found = tuple(numbers(arrays, lead=0) if names is None else names)
         checks.require(
             not found or len(found) in (columns, math.prod(self.shape)),
-            f"`names` must name the {columns} numbers along the last axis of the output of simulator "
-            f"`{name(self.fn)}`, of shape {self.shape}; got {len(found)}: {list(found)[:8]}. Arrays by name are "
-            "declared with their lengths, names={'quantiles': 3, 'extremes': 2}.",
+            f"`names` must name the {columns} numbers along the last axis of the output of `{name(self.fn)}`, of shape "
+            f"{self.shape}; got {list(found)[:8]}. Declare arrays with their lengths, names={{'quantiles': 3}}.",
         )
         checks.require(
             self.dtype.kind in "bfiu" and math.prod(self.shape) > 0,

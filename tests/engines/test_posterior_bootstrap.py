@@ -365,7 +365,7 @@ def pairs(x):
         (inside, X, r"latents \['own'\] stand inside the data plate"),
         (model, np.append(X, np.nan), r"1 of the \d+ points of the observation at 'x' have NaN, such as"),
         (model, X[:1], "at least two points"),
-        (model, X[:0], "at least two points"),
+        (model, X[:0], "at least one number along each plate"),
         (pairs, np.zeros((5, 3)), r"one data point has shape \[\(3,\)\] and one simulated point \[\(2,\)\]|shape"),
     ],
 )
