@@ -112,9 +112,7 @@ class Calibration:
         found: dict[str, list[str]] = {kind: [] for kind in NEXT}
         for name, value in {**self.columns, "TARP": self.tarp}.items():
             centre, scale = np.mean(ndtri(value)), np.std(ndtri(value))
-            width = (
-                ("too wide", f" by {1 / scale - 1:.0%}") if scale < 1 else ("too narrow", f" by {1 - 1 / scale:.0%}")
-            )
+            width = "too wide" if scale < 1 else "too narrow", f" by {abs(1 / scale - 1):.0%}"
             shift = "location", f" {abs(centre):.2g} sd too {'low' if centre > 0 else 'high'}"
             failed = [test for test, p in self.tests[name].items() if number * p < level]
             for test in [test for test in failed if test != "shape"] or failed:

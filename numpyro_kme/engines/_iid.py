@@ -170,9 +170,8 @@ class IidModel(Recomputed):
             self.simulator is not None,
             "a prior predictive needs a Simulator site; give `centering` a distribution or a sampler.",
         )
-        return partial(self._predicted, self.family(covariates))
+        family = self.family(covariates)
 
-    def _predicted(self, family: Family, rng_key, num):
         def one(rng_key):
             prior_key, noise_key, row_key = jax.random.split(rng_key, 3)
             u = self._start(jax.random.key_data(prior_key)[None])
@@ -181,7 +180,7 @@ class IidModel(Recomputed):
             row = jax.random.randint(row_key, (), 0, len(self.data))
             return jnp.asarray(family.covariates)[row], family.simulate(u, noise_key, row)
 
-        return jax.vmap(one)(jax.random.split(rng_key, num))
+        return lambda rng_key, num: jax.vmap(one)(jax.random.split(rng_key, num))
 
     def _simulate(self, call, u, rng_key, row=None):
         arguments = self._at(u)[1]
