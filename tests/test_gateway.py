@@ -83,7 +83,7 @@ class TestGateway:
 
         sentence = (
             r"^`scale` must be concrete: fits are made on the host, and here JAX traces it. "
-            r"Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, and evaluate what was fitted inside\.\n"
+            r"Fit outside `jax.jit`, `jax.vmap` and `jax.grad`, evaluate inside\.\n"
         )
         for transform in (jax.jit, jax.grad, jax.vmap):
             with pytest.raises(TypeError, match=sentence):
