@@ -91,9 +91,7 @@ class Saved:
         found = read(path)
         if not isinstance(found, cls):
             kind = type(found).__name__
-            raise checks.explained(
-                f"{path} holds a {kind} and not a {cls.__name__}: read it by {kind}.load.", SavedFileError
-            )
+            raise checks.explained(f"{path} holds a {kind} and not a {cls.__name__}: use {kind}.load.", SavedFileError)
         return found
 
     def _to_save(self) -> "Saved":

@@ -37,14 +37,8 @@ from numpyro_kme.kernels.stationary import (
 __all__ = ["FromCallable", "Kernel", "Stationary", "register"]
 __all__ += ["Gaussian", "InverseMultiquadric", "Laplace", "Matern12", "Matern32", "Matern52", "RationalQuadratic"]
 __all__ += ["DistanceInduced", "Energy", "Linear", "Polynomial"]  # without bound
-__all__ += [
-    "EmpiricalMeasure",
-    "GaussianProcessPath",
-    "RotationGaussian",
-    "RotationTrace",
-    "Signature",
-    "nearest_rotation",
-]
+__all__ += ["EmpiricalMeasure", "GaussianProcessPath", "Signature"]
+__all__ += ["RotationGaussian", "RotationTrace", "nearest_rotation"]
 __all__ += ["WithLength", "cut", "lengths", "pad"]  # of any length
 __all__ += ["GaussianScaleMixture", "Product", "Scaled", "Sum"]  # made of kernels
 __all__ += ["CrossValidation", "LengthScaleRule", "MedianHeuristic"]  # length scales

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, full_precision
+from numpyro_kme._core import Array, checks, full_precision
 from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points, take
 
 TILE = 256
@@ -141,12 +141,7 @@ def _matvec(kernel, x, y, vectors, rows):
 @jax.jit
 @full_precision
 def weighted_sum_and_rest(
-    kernel: Kernel,
-    x: PointSet,
-    v: jax.Array,
-    y: PointSet | None = None,
-    w: jax.Array | None = None,
-    constant: ArrayLike = 0.0,
+    kernel: Kernel, x: PointSet, v: Array, y: PointSet = None, w: Array | None = None, constant: ArrayLike = 0.0
 ) -> tuple[jax.Array, jax.Array]:
     """The sum `sum_ij v_i w_j (k(x_i, y_j) - c)` with a constant `c`, and what its rounding leaves out.
 

@@ -56,8 +56,7 @@ class LowRank:
         checks.require(
             kernel.symmetric,
             f"{type(kernel).__name__} is a density of one point given the other and not symmetric, as the kernel of a "
-            "regression or an embedding has to be. Use it in KELFI with form=KernelMeans(data_kernel=...), or a kernel "
-            "such as Signature here.",
+            "regression or an embedding has to be. Use it in KELFI with form=KernelMeans(data_kernel=...).",
         )
         checks.require(n >= 1, "`points` must hold at least one point; it is empty.")
         checks.sound("points", points)

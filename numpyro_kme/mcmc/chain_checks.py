@@ -19,6 +19,7 @@ from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
 from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE, extrapolation_message
 from numpyro_kme.likelihoods.prepared import prepare
 from numpyro_kme.mcmc.noise import simulation_keys
+from numpyro_kme.models.problem import Arrays
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
 from numpyro_kme.samplers.importance import StandardErrors, deviations, effective_size
@@ -77,7 +78,7 @@ def _off_message(site: str, off: float) -> str:
 
 @door
 def check_surrogate(
-    model: Callable, samples: Mapping[str, Any], *args, max_draws: int = 1000, **kwargs
+    model: Callable, samples: Arrays, *args, max_draws: int = 1000, **kwargs
 ) -> dict[str, SurrogateCheck]:
     """Look up draws of a `handlers.surrogate` model: beyond the simulations, or where the surrogate is negative.
 
@@ -166,7 +167,7 @@ def _check_shapes(model, samples, args, kwargs) -> None:
         )
 
 
-def _evenly_spaced(samples: Mapping[str, Any], most: int) -> dict[str, np.ndarray]:
+def _evenly_spaced(samples: Arrays, most: int) -> dict[str, np.ndarray]:
     """At most so many of the draws `{site: (draws, *event)}`."""
     num = len(next(iter(samples.values()), ()))
     checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
@@ -197,7 +198,7 @@ class NoiseSensitivity:
 
 @door
 def noise_sensitivity(
-    rng_key: jax.Array, model: Callable, samples: Mapping[str, Any], *args, num_keys: int = 5, **kwargs
+    rng_key: jax.Array, model: Callable, samples: Arrays, *args, num_keys: int = 5, **kwargs
 ) -> NoiseSensitivity:
     """Rescore posterior draws of a `generalized_bayes` model with `CommonNoise` under other keys, and reweight them.
 
@@ -233,13 +234,7 @@ def noise_sensitivity(
 
 @door
 def log_estimate_sd(
-    rng_key: jax.Array,
-    model: Callable,
-    samples: Mapping[str, Any],
-    *args,
-    num_draws: int = 20,
-    num_keys: int = 50,
-    **kwargs,
+    rng_key: jax.Array, model: Callable, samples: Arrays, *args, num_draws: int = 20, num_keys: int = 50, **kwargs
 ) -> float:
     """Standard deviation of the logarithm of a noisy density estimate, for `PseudoMarginal`.
 

@@ -173,8 +173,7 @@ class soft_abc(Messenger):
         if not simulator.has_rsample:
             error = NotImplementedError(
                 f"Simulator `{simulator.name}` returns {simulator.dtype}, whose draws have no derivative, which NUTS, "
-                "HMC and SVI need. PseudoMarginal samples this model without: MCMC(PseudoMarginal(model), ...). Or use "
-                "an engine, such as RejectionABC or KELFI."
+                "HMC and SVI need. PseudoMarginal samples this model without: MCMC(PseudoMarginal(model), ...)."
             )
             rows = compat.without_derivative(rows, error)
         with compat.shielded():
@@ -192,8 +191,7 @@ def _check_known(msg, simulator: Simulator) -> None:
     checks.require(
         not lacking.any(),
         f"The observation at {msg['name']!r} has NaN in {int(lacking.sum())} outputs of `{simulator.name}`, and a "
-        "kernel compares whole ones. Leave these out by numpyro.handlers.mask, or use KELFI, which takes outputs that "
-        "were observed in part.",
+        "kernel compares whole ones. Leave these out by numpyro.handlers.mask, or use KELFI, which takes them.",
     )
 
 

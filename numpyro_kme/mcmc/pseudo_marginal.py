@@ -91,12 +91,7 @@ class PseudoMarginal(MCMCKernel):
     """
 
     def __init__(
-        self,
-        model: Callable,
-        *,
-        blocks: int = 1,
-        target_accept_prob: float = 0.2,
-        init_strategy: Callable = init_to_median,
+        self, model: Callable, *, blocks: int = 1, target_accept_prob: float = 0.2, init_strategy=init_to_median
     ):
         checks.whole("blocks", blocks, 1)
         inside = 0.0 < target_accept_prob < 1.0

@@ -88,9 +88,8 @@ class Store:
             checks.require(
                 not told,
                 f"The store {self.path} holds simulations of another configuration: {'; '.join(told)}. Give another "
-                "path, or put back what differs; Simulations.from_store reads those simulations as they are. What else "
-                "is to count as the same simulator, or as another one, can be said from the start by "
-                "simulate(..., version=...).",
+                "path, or put back what differs; Simulations.from_store reads those simulations. What is to "
+                "count as the same simulator can be said from the start by simulate(..., version=...).",
                 StoreError,
             )
             try:

@@ -257,7 +257,7 @@ def test_a_small_file_does_not_unpack_to_a_large_value(tmp_path, monkeypatch):
 
 def test_a_value_of_another_kind(engines, tmp_path):
     ran(engines, "residual").posterior.simulations.save(tmp_path / "simulations.kme")
-    with pytest.raises(SavedFileError, match=r"holds a Simulations and not a Posterior: read it by Simulations\.load"):
+    with pytest.raises(SavedFileError, match=r"holds a Simulations and not a Posterior: use Simulations\.load"):
         Posterior.load(tmp_path / "simulations.kme")
 
 
