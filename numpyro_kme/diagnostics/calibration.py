@@ -18,6 +18,7 @@ from numpyro_kme.kernels.length_scales import mad_or_sd
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.samplers.importance import effective_size, systematic
 from numpyro_kme.simulations import Simulations
+from numpyro_kme.simulations.simulations import of_rows
 
 MARGIN = 0.05
 """Errors of posteriors up to this many posterior standard deviations are let pass; `python -m benchmarks verdict`
@@ -67,18 +68,16 @@ class Calibration:
         p_values = [(p, name, test) for name, tests in self.tests.items() for test, p in tests.items()]
         ends = dict.fromkeys(f"{end(self.coverage().values()):.2f}" for end in (min, max))
         failed, why = sum(self.failures.values()), ", ".join(f"{n} {reason}" for reason, n in self.failures.items())
-        return Card(
-            f"Calibration on {len(self.tarp)} data sets",
-            {
-                "p-value": f"{self.p_value:.2g} of all tests, against errors above {MARGIN:g} posterior sd",
-                "smallest": "{1}, {2}: {0:.2g}".format(*min(p_values)),
-                "coverage": f"of 90% intervals {' to '.join(ends)}",
-                "refused": f"{self.refused} further data sets" if self.refused else "",
-                "failed": f"{failed} further data sets could not be simulated ({why})" if failed else "",
-                "found": "; ".join(self.findings()) or f"nothing at level {LEVEL:g}",
-            },
-            "print_summary(), plots.ranks(calibration), plots.coverage(calibration)",
-        )
+        rows = {
+            "p-value": f"{self.p_value:.2g} of all tests, against errors above {MARGIN:g} posterior sd",
+            "smallest": "{1}, {2}: {0:.2g}".format(*min(p_values)),
+            "coverage": f"of 90% intervals {' to '.join(ends)}",
+            "refused": f"{self.refused} further data sets" if self.refused else "",
+            "failed": f"{failed} further data sets could not be simulated ({why})" if failed else "",
+            "found": "; ".join(self.findings()) or f"nothing at level {LEVEL:g}",
+        }
+        hint = "print_summary(), plots.ranks(calibration), plots.coverage(calibration)"
+        return Card(f"Calibration on {len(self.tarp)} data sets", rows, hint)
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
@@ -205,14 +204,9 @@ def calibrate(
         served.append(j)
     total, refused = len(simulations), len(simulations) - len(served)
     checks.require(len(served) >= 2, f"The engine refused {refused} of {total} data sets: nothing to check.")
-    return Calibration(
-        {name: np.stack(found) for name, found in ranks.items()},
-        np.array(tarp),
-        {name: np.asarray(simulations.latents[name])[served] for name in ranks},
-        {site: value[served] for site, value in data.items()},
-        refused,
-        simulations.failures,
-    )
+    stacked = {name: np.stack(found) for name, found in ranks.items()}
+    truths, kept = of_rows(simulations.latents, served), of_rows(data, served)
+    return Calibration(stacked, np.array(tarp), truths, kept, refused, simulations.failures)
 
 
 def _some(rng, samples: Arrays, names: list[str], number: int) -> dict[str, np.ndarray]:

@@ -177,16 +177,14 @@ class Check:
     surrogate: Mapping[str, SurrogateCheck] = field(default_factory=dict)
 
     def _card(self) -> Card:
-        return Card(
-            f"Diagnostics: {self._verdict} at level {LEVEL:g}",
-            {
-                "p-value": self.p_value,
-                "calibration": f"p-value {self.calibration.p_value:.2g}, {len(self.calibration.tarp)} data sets",
-                **{f"model at {site}": test.told for site, test in self.misspecification.items()},
-                "found": "; ".join(self.findings()),
-            },
-            "print_summary(), plots.ranks(check.calibration), plots.predictive(check.predictive)",
-        )
+        rows = {
+            "p-value": self.p_value,
+            "calibration": f"p-value {self.calibration.p_value:.2g}, {len(self.calibration.tarp)} data sets",
+            **{f"model at {site}": test.told for site, test in self.misspecification.items()},
+            "found": "; ".join(self.findings()),
+        }
+        hint = "print_summary(), plots.ranks(check.calibration), plots.predictive(check.predictive)"
+        return Card(f"Diagnostics: {self._verdict} at level {LEVEL:g}", rows, hint)
 
     @property
     def _verdict(self) -> str:

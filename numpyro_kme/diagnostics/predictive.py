@@ -37,20 +37,15 @@ class PredictiveCheck:
     failures: Mapping[str, int] = field(default_factory=dict)
 
     def _card(self) -> Card:
-        tails = {site: list(found.items())[:3] for site, found in self.by_statistic.items()}
-        return Card(
-            f"Predictive check of {', '.join(self.observed)}",
-            {
-                "predictions": f"{len(next(iter(self.predicted.values()))):,} data sets at posterior draws",
-                "failed": ", ".join(f"{number} {reason}" for reason, number in self.failures.items()),
-                "observed": names_and_shapes(self.observed, lead=0),
-                **{
-                    f"smallest tail of {site}": ", ".join(f"{p:.2g} ({name})" for name, p in smallest)
-                    for site, smallest in tails.items()
-                },
-            },
-            "plots.predictive(check) draws the observation among the predictions; `by_statistic` has all tails",
-        )
+        rows = {
+            "predictions": f"{len(next(iter(self.predicted.values()))):,} data sets at posterior draws",
+            "failed": ", ".join(f"{number} {reason}" for reason, number in self.failures.items()),
+            "observed": names_and_shapes(self.observed, lead=0),
+        }
+        for site, tails in self.by_statistic.items():
+            rows[f"smallest tail of {site}"] = ", ".join(f"{p:.2g} ({name})" for name, p in list(tails.items())[:3])
+        hint = "plots.predictive(check) draws the observation among the predictions; `by_statistic` has all tails"
+        return Card(f"Predictive check of {', '.join(self.observed)}", rows, hint)
 
     @property
     def by_statistic(self) -> dict[str, dict[str, float]]:

@@ -104,35 +104,26 @@ class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
             if rule is None and self.kernel is None:  # points that have come close may agree in a count
                 rule = MedianHeuristic(per_dimension=not table.data_sets, ties=False)
             last = number == self.num_iterations
-            z = centre + scale * recursive_abc_step(
-                herd_key,
-                table.kernels(self.kernel, rule)[0],
-                (z - centre) / scale,
-                table.x,
-                table.point(problem.observations[problem.site()]),
-                self.num_samples if last else self.num_simulations,
-                regularisation=self.regularisation,
-                tolerance=self.tolerance,
-            )
+            kernel, observed = table.kernels(self.kernel, rule)[0], table.point(problem.observations[problem.site()])
+            size = self.num_samples if last else self.num_simulations
+            how = {"regularisation": self.regularisation, "tolerance": self.tolerance}
+            z = (z - centre) / scale
+            z = centre + scale * recursive_abc_step(herd_key, kernel, z, table.x, observed, size, **how)
             latents = latents_at(z)
             points.append(z)
             if not last:
                 made.append(self._iteration(simulate_key, problem, latents, number + 1))
         failed = [one.describe_failures() for one in made if one.failures or one.repeated]
-        return PointPosterior(
-            engine=type(self).__name__,
-            samples=sites_at(problem, latents),
-            groups={"observed_data": problem.observations},
-            info={
-                "simulations": sum(one.attempted or len(one) for one in made),
-                **({"simulations that failed": "; ".join(failed)} if failed else {}),
-                "standard deviations of the points, first and last": np.ravel([points[0].std(0), points[-1].std(0)]),
-                "last move of the estimate": np.abs(points[-1][0] - points[-2:][0][0]),
-                **missing_entries(problem.simulators[problem.site()]),
-                "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
-            },
-            problem=problem,
-        )
+        info = {
+            "simulations": sum(one.attempted or len(one) for one in made),
+            **({"simulations that failed": "; ".join(failed)} if failed else {}),
+            "standard deviations of the points, first and last": np.ravel([points[0].std(0), points[-1].std(0)]),
+            "last move of the estimate": np.abs(points[-1][0] - points[-2:][0][0]),
+            **missing_entries(problem.simulators[problem.site()]),
+            "what these are": "points that close in on the maximum of the likelihood, not draws from a posterior",
+        }
+        samples, groups = sites_at(problem, latents), {"observed_data": problem.observations}
+        return PointPosterior(engine=type(self).__name__, samples=samples, groups=groups, info=info, problem=problem)
 
     def _iteration(self, rng_key, problem: Problem, latents: Mapping, number: int) -> Simulations:
         """Simulations at the points of an iteration, counted from 1."""

@@ -4,7 +4,7 @@ through the model otherwise; latents that are discrete are summed over."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -205,21 +205,19 @@ def joint_values(problem: Problem) -> dict[str, np.ndarray]:
     sets = {}
     for name in problem.discrete:
         latent = problem.latents[name]
-        fn, size = compat.innermost(latent.fn), latent.value.size
+        fn = compat.innermost(latent.fn)
         checks.require(
             fn.has_enumerate_support and not fn.event_dim,
             discrete_message(name, latent, "it has infinitely many values: KELFI sums over values that it can list"),
         )
-        one = np.ravel(fn.enumerate_support(expand=False))
-        sets[name] = one, size
-    total = prod(float(len(one)) ** size for one, size in sets.values())
+        sets[name] = [np.ravel(fn.enumerate_support(expand=False))] * latent.value.size
+    total = prod(float(len(one)) for entries in sets.values() for one in entries)
     if total > MOST_VALUES:
-        name = max(sets, key=lambda name: len(sets[name][0]) ** sets[name][1])
+        name = max(sets, key=lambda name: prod(map(len, sets[name])))
         why = f"the discrete latents have {total:g} joint values: KELFI sums over at most {MOST_VALUES}"
         raise checks.explained(discrete_message(name, problem.latents[name], why))
-    entries = [one for one, size in sets.values() for _ in range(size)]
     values = [problem.latents[name].value for name in sets]
-    parts = pieces(np.array(list(product(*entries))), [value.shape for value in values])
+    parts = pieces(np.array(list(product(*chain(*sets.values())))), [value.shape for value in values])
     return {name: part.astype(value.dtype) for name, part, value in zip(sets, parts, values)}
 
 
@@ -245,16 +243,10 @@ def as_drawn(latents, coordinates, log_posterior, log_likelihood, found: Tempere
         f"The posterior has no mass at any of {size} draws from the prior: the likelihood is zero or NaN at each. Look "
         "at the model's factors and ordinary likelihoods there, or choose a prior that reaches where they are not.",
     )
-    return PosteriorDraws(
-        latents,
-        coordinates,
-        log_posterior,
-        log_likelihood,
-        found.log_evidence,
-        {
-            "sampler": f"tempered sequential Monte Carlo, {found.num_temperatures} temperature"
-            f"{'s' * (found.num_temperatures > 1)}, {size} particles, "
-            f"{found.num_evaluations} evaluations, {found.acceptance:.0%} of the last moves accepted",
-            "effective sample size": min(float(kept), found.effective_size),
-        },
-    )
+    temperatures = f"{found.num_temperatures} temperature{'s' * (found.num_temperatures > 1)}"
+    how = f"{size} particles, {found.num_evaluations} evaluations, {found.acceptance:.0%} of the last moves accepted"
+    info = {
+        "sampler": f"tempered sequential Monte Carlo, {temperatures}, {how}",
+        "effective sample size": min(float(kept), found.effective_size),
+    }
+    return PosteriorDraws(latents, coordinates, log_posterior, log_likelihood, found.log_evidence, info)

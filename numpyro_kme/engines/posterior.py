@@ -234,14 +234,9 @@ class Posterior(Recomputed, Saved):
     def _super_samples(self, samples: Samples) -> "Posterior":
         """This posterior with samples chosen by herding."""
         how = "super-samples by kernel herding: in order, each given those before it, and not independent"
-        return Posterior(
-            engine=self.engine,
-            samples=samples,
-            groups={"observed_data": self.groups["observed_data"]},
-            info={"draws": how},
-            problem=self.problem,
-            simulations=self.simulations,
-        )
+        kept: Any = {"problem": self.problem, "simulations": self.simulations}
+        groups = {"observed_data": self.groups["observed_data"]}
+        return Posterior(engine=self.engine, samples=samples, groups=groups, info={"draws": how}, **kept)
 
 
 def by_chain(tree: Samples, rows: slice = slice(None)) -> dict[str, np.ndarray]:
