@@ -250,7 +250,7 @@ add("fit_likelihood", "wrong type", lambda: learnt(form="residual"), "`form` mus
 add("published", "m = 1", lambda: by_form(THETA[:1], X[:1]), "at least 2 rows")
 add("published", "wrong shape", lambda: by_form(np.zeros((20_001, 1))), r"one row .* shapes \(20001, 1\) and")
 add("published", "wrong shape", lambda: by_form(x=X[:, 0]), "one row for each simulation")
-add("published", "wrong shape", lambda: by_form(x=np.ones((40, 2, 2))), "unless `data_kernel` compares other data")
+add("published", "wrong shape", lambda: by_form(x=np.ones((40, 2, 2))), "without a `data_kernel`; got")
 add("published", "NaN", lambda: by_form(x=spoilt(X, NAN)), r"nan at index \(3, 0\)")
 add("published", "infinite", lambda: by_form(spoilt(THETA, INF, 2)), r"inf at index \(2, 0\)")
 add("published", "constant", lambda: by_form(x=np.ones((40, 2))), "All 2 statistics are constant")
@@ -363,11 +363,7 @@ for kind, call, raises in [
     (BAD, lambda: kme.abc.soft_abc_weights([1.0, 2.0], [1.0, 2.0]), r"`epsilon` must be one number; got sh"),
     ("constant", lambda: kme.abc.rejection_weights(np.ones(9)), ""),
     (BAD, lambda: kme.abc.soft_abc_weights([0.0, 1.0], 0.0), "`epsilon` must be positive"),
-    (
-        "outliers",
-        lambda: kme.abc.rejection_weights([2.0, 3.0], threshold=1.0),
-        "all 2 .*least discrepancy is 2, the th",
-    ),
+    ("outliers", lambda: kme.abc.rejection_weights([2.0, 3.0], threshold=1.0), "discrepancy is 2, the threshold 1"),
     (BAD, lambda: kme.abc.rejection_weights([1.0], quantile=[0.1, 0.2]), "`quantile` must be one number"),
     (BAD, lambda: kme.abc.rejection_weights([1.0], threshold=NAN), "`threshold` must be finite; got nan"),
     ("wrong type", lambda: kme.abc.rejection_weights([1.0], quantile="half"), "`quantile` must hold real numbers"),
@@ -428,7 +424,7 @@ add("bootstrap", "duplicates", lambda: npl(x=np.repeat(DATA[:4], 5)), slow=True)
 add("bootstrap", "outliers", lambda: npl(x=spoilt(DATA, 1e30)), slow=True)
 add("bootstrap", "wrong shape", lambda: npl(x=np.zeros((5, 3))), "shape")
 add("bootstrap", "wrong dtype", lambda: npl(x=np.array(["a"] * 5)), "at 'x' has dtype <U1; it must hold numbers")
-add("bootstrap", "m = 0", lambda: npl(x=np.zeros(0)), "the data are empty")
+add("bootstrap", "m = 0", lambda: npl(x=np.zeros(0)), "there is nothing to observe")
 add("bootstrap", "m = 1", lambda: npl(x=np.zeros(1)), "at least two")
 add("bootstrap", "m = 2", lambda: npl(num_samples=0), "`num_samples` must be at least 1; got 0")
 add("bootstrap", BAD, lambda: npl(concentration=-1.0), "`concentration` must be finite and not negative")
@@ -519,7 +515,7 @@ add("diagnostics", "wrongly shaped", lambda: calibrated(arguments=lambda x: x["x
 add("diagnostics", "bad prior", lambda: looked_up(SURROGATE, {"theta": np.zeros(3)}), "has a learnt likelihood")
 add("diagnostics", "m = 0", lambda: diagnostics.predictive_check(KEY, run_rejection(), 0), "`num_draws` must be")
 add("diagnostics", "m = 0", lambda: looked_up(SURROGATE, {"theta": np.zeros(0)}), "`samples` must hold at least one")
-add("diagnostics", "wrong type", lambda: diagnostics.calibrate(KEY, SURROGATE), "`engine` must be an engine")
+add("diagnostics", "wrong type", lambda: diagnostics.calibrate(KEY, SURROGATE), "`engine` must be of the kind Engine")
 
 
 # --- handlers

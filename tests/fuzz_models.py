@@ -250,18 +250,9 @@ def closure(fn):
 
 
 FORMS = {"partial": lambda fn: fn, "closure": closure, "method": lambda fn: Machine(fn).simulate, "object": Machine}
-ENGINES = {
-    "KELFI": 8,
-    "KELFI as published": 2,
-    "KELFI in rounds": 2,
-    "KernelABC": 2,
-    "RejectionABC": 2,
-    "KernelBayes": 2,
-    "K2ABC": 1,
-    "DistributionRegressionABC": 1,
-    "KernelRecursiveABC": 1,
-    "PosteriorBootstrap": 1,
-}
+TWICE = ("KELFI as published", "KELFI in rounds", "KernelABC", "RejectionABC", "KernelBayes")
+ONCE = ("K2ABC", "DistributionRegressionABC", "KernelRecursiveABC", "PosteriorBootstrap")
+ENGINES = {"KELFI": 8} | dict.fromkeys(TWICE, 2) | dict.fromkeys(ONCE, 1)
 
 
 @dataclass
@@ -291,9 +282,8 @@ class Case:
             kind = "JAX"
         form = str(rng.choice(list(FORMS)))
         self.bend, self.plates, self.engine = float(rng.choice([0.0, 0.3])), plates, engine
-        self.size = {"none": None, "groups": 3, "iid": 40 if engine == "PosteriorBootstrap" else 20 if weighted else 4}[
-            plates
-        ]
+        rows = 40 if engine == "PosteriorBootstrap" else 20 if weighted else 4
+        self.size = {"none": None, "groups": 3, "iid": rows}[plates]
         handler = str(rng.choice(["none", "none", "none", "scope", "mask", "scale", "block"]))
         self.extra = bool(rng.random() < (0.03 if weighted else 0.25) and plates != "groups")
         self.deterministic = bool(rng.random() < 0.3)
@@ -319,9 +309,8 @@ class Case:
 
     def _make_data(self):
         rng, lead = self.rng, (self.size,) if self.size else ()
-        some = self.prior.draw(
-            np.random.default_rng(18), 2000
-        )  # one width for each prior, and programs that are the same
+        # one width for each prior, and programs that are the same
+        some = self.prior.draw(np.random.default_rng(18), 2000)
         at = self._at(some)
         low, high = np.quantile(at, [0.1, 0.9], axis=0)
         inside = np.flatnonzero(((at >= low) & (at <= high)).all(axis=1))
@@ -335,9 +324,8 @@ class Case:
         kinds = ["int64", "list", "JAX"] if self.counts else ["float32", "float64", "list", "JAX"]
         form = str(rng.choice(kinds))
         self.told["data"] = form
-        self.given = {"list": lambda: self.x.tolist(), "JAX": lambda: jnp.asarray(self.x)}.get(
-            form, lambda: self.x.astype(form)
-        )()
+        ways = {"list": np.ndarray.tolist, "JAX": jnp.asarray}
+        self.given = ways[form](self.x) if form in ways else self.x.astype(form)
 
     def _make_simulator(self, form):
         settings = dict(bend=self.bend, sd=self.sd)
@@ -396,10 +384,8 @@ class Case:
         groups = range(self.size) if self.plates == "groups" else [None]
         for g in groups:
             logs = np.zeros(number)
-            rows = (
-                [(self.x[g], self.mask[g])] if g is not None else zip(np.atleast_2d(self.x), np.atleast_1d(self.mask))
-            )
-            for row, counted in rows:
+            every = zip(np.atleast_2d(self.x), np.atleast_1d(self.mask))
+            for row, counted in every if g is None else [(self.x[g], self.mask[g])]:
                 logs += self.scale * counted * self._log_density(row, at)
             if self.extra:
                 logs += stats.norm.logpdf(self.z, at[:, 0], 1.0)
@@ -484,10 +470,8 @@ def outcome(seed: int) -> dict[str, Any]:
         except TimeoutError as error:
             result |= {"outcome": "slow", "said": str(error)}
         except Exception as error:
-            result |= {
-                "outcome": "refused" if is_explained(error) else "raw",
-                "said": f"{type(error).__name__}: {error!s:.300}",
-            }
+            kind = "refused" if is_explained(error) else "raw"
+            result |= {"outcome": kind, "said": f"{type(error).__name__}: {error!s:.300}"}
         else:
             apart, widths = case.apart(found)
             worst, width = max(apart, key=apart.get), max(widths.values())

@@ -42,13 +42,11 @@ def discrepancies_to(
     x, y = np.asarray(simulated, np.float64), np.asarray(observed, np.float64)
     checks.require(
         x.ndim >= 1 and len(x) >= 1 and x.ndim == y.ndim + 1,
-        f"`simulated` must be outputs (m, *event) of the kind of `observed` (*event); got shapes {x.shape} and "
-        f"{y.shape}.",
+        f"`simulated` must be outputs (m, *event), and `observed` (*event); got shapes {x.shape} and {y.shape}.",
     )
     checks.require(
         not isinstance(discrepancy, Estimator | Loss) or x.shape[2:] == y.shape[1:],
-        "The points of the data sets of `simulated` and `observed` must be alike; got shapes "
-        f"{x.shape[2:]} and {y.shape[1:]}.",
+        f"Points of `simulated` and `observed` must be alike; got shapes {x.shape[2:]} and {y.shape[1:]}.",
     )
     try:
         found = np.asarray(_called(discrepancy, x, y), np.float64)
@@ -57,10 +55,8 @@ def discrepancies_to(
             raise
         name = getattr(discrepancy, "__name__", type(discrepancy).__name__)
         raise checks.explained(f"The discrepancy `{name}` failed: {error}") from error
-    checks.require(
-        found.shape == (len(x),),
-        f"The discrepancy must give one number for a simulation and the observation; it gave shape {found.shape[1:]}.",
-    )
+    single = found.shape == (len(x),)
+    checks.require(single, f"The discrepancy must give one number of two outputs; it gave shape {found.shape[1:]}.")
     checks.sound("discrepancies", found, "Check the discrepancy and the simulations.")
     return found
 
@@ -69,8 +65,7 @@ def check_discrepancy(given: Any) -> None:
     """Require an estimator, a loss between samples or a function; not a kernel, which is larger for like samples."""
     checks.require(
         not isinstance(given, Kernel | MMD),
-        f"`discrepancy` must be less where samples are more alike; got {type(given).__name__}. Use the estimator "
-        "Quadratic(kernel).",
+        f"`discrepancy` must be less where samples are more alike; got {type(given).__name__}. Use Quadratic(kernel).",
         TypeError,
     )
     checks.require(
@@ -139,8 +134,7 @@ def out_of_distribution_check(to_observation: ArrayLike, between: ArrayLike) -> 
     k = len(between)
     checks.require(
         distance.ndim == 1 and len(distance) >= k >= 2 and between.shape == (k, k),
-        f"`to_observation` must have shape (m,) and `between` (k, k), k from 2 to m; got {distance.shape} and "
-        f"{between.shape}.",
+        f"`to_observation` must be (m,) and `between` (k, k), k from 2 to m; got {distance.shape} and {between.shape}.",
     )
     off = ~np.eye(k, dtype=bool)
     nearest_other = np.min(between, axis=1, initial=np.inf, where=off)

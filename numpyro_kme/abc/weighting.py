@@ -99,8 +99,7 @@ def rejection_weights(
     accepted = distance <= threshold
     checks.require(
         bool(accepted.any()),
-        f"The weights of all {len(distance)} simulations are zero: the least discrepancy is {distance.min():.6g}, the "
-        f"threshold {threshold:.6g}. Raise `threshold`, or give `quantile`.",
+        f"The least discrepancy is {distance.min():.6g}, the threshold {threshold:.6g}: raise it, or give `quantile`.",
         checks.EffectiveSampleSizeError,
     )
     return RejectionWeights(accepted / accepted.sum(), float(threshold))
@@ -127,15 +126,13 @@ def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
     total, size = float(weights.sum()), float(np.abs(weights).sum())
     if not (np.isfinite(size) and size > 0):
         raise checks.explained(
-            f"{name}: the weights of all {len(weights)} simulations are zero: none comes near the observation. "
-            f"{advice}",
+            f"{name}: the weights of all {len(weights)} simulations are zero, none is near the observation. {advice}",
             checks.EffectiveSampleSizeError,
         )
     if total <= 1e-6 * size:
         raise checks.explained(
-            f"{name}: the signed weights sum to {total:.2g} where their sizes sum to {size:.2g}, so they are no "
-            "posterior: the observation lies away from the simulations, or the regularisation is too small. "
-            f"{advice}",
+            f"{name}: the signed weights sum to {total:.2g}, their sizes to {size:.2g}: the observation lies away from "
+            f"the simulations, or the regularisation is too small. {advice}",
             checks.EffectiveSampleSizeError,
         )
     return weights / total
@@ -155,20 +152,15 @@ def _checked(name, values, advice="Check the discrepancy and the simulations.") 
     checks.concrete(**{name: values})
     checks.sound(name, values, advice)
     values = np.asarray(values, np.float64)
-    checks.require(
-        values.ndim == 1 and len(values) >= 1,
-        f"`{name}` must have shape (m,), one for each simulation; got {values.shape}.",
-    )
+    fits = values.ndim == 1 and len(values) >= 1
+    checks.require(fits, f"`{name}` must have shape (m,), one for each simulation; got {values.shape}.")
     return values
 
 
 def _for_effective_size(distance: np.ndarray, size: float) -> float:
     from_least = distance - distance.min()
-    checks.require(
-        bool(from_least.max() > 0),
-        "The discrepancies of all simulations are equal: they say nothing of the parameters. Check the simulations, or "
-        "compare something else of them.",
-    )
+    varied = bool(from_least.max() > 0)
+    checks.require(varied, "All discrepancies are equal. Check the simulations, or compare something else of them.")
 
     def excess(log_epsilon):
         logs = -from_least / np.exp(log_epsilon)
@@ -301,9 +293,8 @@ def recursive_abc_step(
     checks.sound("x", points)
     checks.sound("observed", y)
     m = len(theta)
-    checks.require(
-        num_points(points) == m, f"`theta` and `x` must have as many rows; got {m} and {num_points(points)}."
-    )
+    rows = num_points(points)
+    checks.require(rows == m, f"`theta` and `x` must have as many rows; got {m} and {rows}.")
     epsilon = 0.01 / np.sqrt(m) if regularisation is None else regularisation
     fitted = ConditionalMeanEmbedding.fit(kernel, points, epsilon, tolerance=tolerance)
     advice = "Start where the observation is reached, with more simulations or a wider kernel."
@@ -317,8 +308,7 @@ def recursive_abc_step(
     places = effective_size(np.bincount(chosen))
     checks.require(
         bool(places >= 2.0),
-        f"Kernel recursive ABC: the {number} points of an iteration have come together in {places:.1f} places. "
-        f"{advice}",
+        f"Kernel recursive ABC: {number} points of an iteration have come together in {places:.1f} places. {advice}",
         checks.EffectiveSampleSizeError,
     )
     return candidates[chosen]

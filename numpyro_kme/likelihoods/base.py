@@ -163,17 +163,15 @@ class Surrogate(Recomputed, abc.ABC):
         """The likelihood at outputs `(R, n_raw)`, NaN where they are not known but to lie between `low` and `high`,
         which may be infinite; the same entries of each. As in `at_rows`, nothing is checked."""
         raise checks.explained(
-            f"{type(self).__name__} has no likelihood of entries that are known to lie in intervals. Use "
-            "form=ResidualKernelMeans().",
+            f"{type(self).__name__} has no likelihood of intervals. Use form=ResidualKernelMeans().",
             NotImplementedError,
         )
 
     def _marginal(self, seen: np.ndarray, last: np.ndarray) -> Any:
         """Work out `marginal`."""
         raise checks.explained(
-            f"{type(self).__name__} compares data as a whole and has no likelihood of a part of it, and "
-            f"{np.sum(~seen)} of {seen.size} entries of the observation are NaN, not observed. Use "
-            "form=ResidualKernelMeans(), or KernelMeans() on statistics without a data kernel of your own.",
+            f"{type(self).__name__} compares data as a whole, and {np.sum(~seen)} of {seen.size} entries of the "
+            "observation are NaN, not observed. Use form=ResidualKernelMeans(), or KernelMeans() with no data kernel.",
             NotImplementedError,
         )
 
@@ -193,9 +191,7 @@ class Surrogate(Recomputed, abc.ABC):
     def informativeness(self) -> tuple[str, np.ndarray]:
         """A measure of what each statistic says about the parameters, by name, and its values in nats, `(n_raw,)`, or
         `(k,)` of statistics that were learnt; raises where the form has none."""
-        raise checks.explained(
-            f"{type(self).__name__} has no measure of what single statistics say.", NotImplementedError
-        )
+        raise checks.explained(f"{type(self).__name__} has no measure of what statistics say.", NotImplementedError)
 
     def variance(self, z: np.ndarray) -> np.ndarray:
         """Variance of the surrogate at points `(r, D)`, 1 far from all simulations; raises if the form has none."""
@@ -228,10 +224,8 @@ def simulated(z: ArrayLike, x: Any) -> tuple[np.ndarray, Any]:
     z, x = np.array(z, np.float64), jax.tree.map(np.array, x)
     if isinstance(x, np.ndarray):
         x = x.astype(np.float64)
-        checks.require(
-            x.ndim >= 2 and len(x) == len(z),
-            f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}.",
-        )
+        fits = x.ndim >= 2 and len(x) == len(z)
+        checks.require(fits, f"`z` and `x` must have one row for each simulation; got shapes {z.shape} and {x.shape}.")
         checks.sound("x", x, "Leave out the simulations that failed.")
     return z, x
 

@@ -83,8 +83,7 @@ class FittedLikelihood(Saved, Recomputed):
         checks.warn(
             f"The likelihood was learnt near the posterior of the observation {checks.line(np.asarray(self.near))}, in "
             f"rounds, and is used for {checks.line(np.asarray(value))}: few of its {self.num_simulations} simulations "
-            "may be where this one's posterior is. Run `KELFI` for this observation, or learn from simulations at "
-            "prior draws alone (num_rounds=1), which serve every observation."
+            "may be where this one's posterior is. Run `KELFI` for this one, or learn from prior draws (num_rounds=1)."
         )
 
     def at(self, y: ArrayLike) -> LikelihoodAt:
@@ -164,10 +163,8 @@ def fit_likelihood(
     checks.concrete(theta=theta, x=x, y=y)
     theta, x = np.asarray(in_jax_types(theta)), np.asarray(in_jax_types(x))
     checks.table("theta", theta, min_rows=2)
-    checks.require(
-        x.shape[:1] == theta.shape[:1],
-        f"`theta` and `x` must have one row for each simulation; got shapes {theta.shape} and {x.shape}.",
-    )
+    fits = x.shape[:1] == theta.shape[:1]
+    checks.require(fits, f"`theta` and `x` must have one row a simulation; got shapes {theta.shape} and {x.shape}.")
     ends = isinstance(form, KernelStatistics) or (isinstance(form, KernelMeans) and form.data_kernel is not None)
     finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded) or ends else x
     checks.sound("x", finite, "Leave out the simulations that failed.")
@@ -296,8 +293,7 @@ class KernelMeansLikelihood(RealValued):
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Raises: draws come from the simulator itself."""
         raise checks.explained(
-            "A kernel means likelihood has a density and no draws of its own. To simulate, leave the site unobserved "
-            "under `handlers.surrogate`, which then keeps the simulator.",
+            "A kernel means likelihood has no draws. Leave the site unobserved under `handlers.surrogate` to simulate.",
             NotImplementedError,
         )
 
@@ -360,9 +356,8 @@ def join(params: tuple[ArrayLike, ...], expected: int) -> tuple[jax.Array, tuple
         joined = jnp.concatenate([a.reshape(*a.shape[:k], -1).astype(dtype) for a in arrays], axis=-1)
         return joined, () if depth else tuple(shapes[0][:other] for other in found if other > k)
     raise checks.explained(
-        f"The likelihood was learnt from {expected} arguments for each simulation, and parameters of the shapes "
-        f"{shapes} do not hold that many after common leading batch dimensions. Pass the arguments of the simulator in "
-        "its order, broadcast against each other."
+        f"The likelihood was learnt from {expected} arguments of a simulation, and parameters of the shapes {shapes} "
+        "do not hold as many after common batch dimensions. Pass the simulator's arguments in its order, broadcast."
     )
 
 

@@ -89,10 +89,7 @@ def warn_if_out_of_distribution(
         log_nearest: Log data kernel at the simulation nearest to the observation, relative to the observation itself.
         usual: That of 99 % of the simulations is larger, at the nearest other one.
     """
-    advice = (
-        "The posterior there rests on no simulation: check the simulator, the prior and units. More simulations help "
-        "only if the model can make such data."
-    )
+    advice = "Check the simulator, the prior and units: more simulations help only if the model can make such data."
     if transform is not None:
         ends, standardised = np.stack([np.min(data, axis=0), np.max(data, axis=0)]), transform.forward(np.asarray(y))
         outside = np.maximum(ends[0] - standardised, standardised - ends[1]) > 0.25 * (ends[1] - ends[0])

@@ -57,9 +57,8 @@ class KernelStatistics(OfLearnt):
         event_shape, x = x.shape[1:], without(x, gaps)
         size = lengths(x)
         rows = "row" if not gaps else f"row beside those that the observation lacks, {', '.join(map(str, gaps))}"
-        checks.require(
-            bool(size.all()), f"{int(np.sum(size == 0))} of the {len(x)} outputs have no {rows}. Leave them out."
-        )
+        none = int(np.sum(size == 0))
+        checks.require(not none, f"{none} of the {len(x)} outputs have no {rows}. Leave them out.")
         kernels = self.kernel.candidates(x, z) if isinstance(self.kernel, KernelRule) else [self.kernel]
         regression = DistributionRegression.fit_best(kernels, x, z, self.regularisation)
         ends, table = (int(size.min()), int(size.max())), np.asarray(regression.held_out)
@@ -122,8 +121,7 @@ class KernelRegressed(LearntStatistics):
         """
         checks.require(
             rows.shape[1] == math.prod(self.event_shape),
-            f"An output must have the shape {self.event_shape} of the simulations; got {rows.shape[1]} numbers. Put "
-            "rows of NaN behind a shorter one, `kernels.pad`.",
+            f"An output must have the shape {self.event_shape}; got {rows.shape[1]} numbers. Use `kernels.pad`.",
         )
         whole = rows.reshape(-1, *self.event_shape)
         x = without(whole, self.gaps)
@@ -134,15 +132,12 @@ class KernelRegressed(LearntStatistics):
             checks.require(
                 not gaps_of(x[i]),
                 f"The observation lacks numbers of its rows {list(gaps_of(whole[i]))}, before its end, and the "
-                f"likelihood was learnt {known}. Learn it again with this observation: `run` the engine, or pass `y` "
-                "to fit_likelihood.",
+                f"likelihood was learnt {known}. Learn it again: `run` the engine, or pass `y` to fit_likelihood.",
             )
         outside = size[(size < shortest) | (size > longest)]
         sentence = f"The observation has {outside[:1].sum()} rows, and the simulations have {shortest} to {longest}"
-        checks.require(
-            not len(outside) or shortest < longest,
-            f"{sentence}: nothing was learnt of other lengths. Let the simulator draw lengths around that.",
-        )
+        varied = not len(outside) or shortest < longest
+        checks.require(varied, f"{sentence}: nothing was learnt of others. Let the simulator draw lengths around that.")
         if len(outside):
             checks.warn(f"{sentence}: the likelihood there rests on no simulation. Simulate lengths around that.")
         return x

@@ -47,9 +47,8 @@ class LearntStatistics(abc.ABC):
         """Tell which statistics are known, `(k,)`, where only the marked entries were observed, `(n_raw,)`."""
         checks.require(
             bool(entries.all()),
-            f"{np.sum(~entries)} of the {entries.size} entries of the observation are NaN, not observed, and "
-            "statistics that are learnt from whole outputs are not known then. Let the simulator return what was "
-            "observed, or give statistics that need no more by hand.",
+            f"{np.sum(~entries)} of the {entries.size} entries of the observation are NaN, not observed: statistics of "
+            "whole outputs are not known then. Let the simulator return what was observed, or use others.",
         )
         return np.ones(len(self.names), bool)
 
@@ -82,9 +81,8 @@ class Statistics(abc.ABC):
         Raises:
             ValueError: If there are too few simulations, or they teach no statistic.
         """
-        checks.require(
-            len(z) >= FEWEST, f"Statistics are learnt from at least {FEWEST} simulations; got {len(z)}. Simulate more."
-        )
+        many = len(z) >= FEWEST
+        checks.require(many, f"Statistics are learnt from at least {FEWEST} simulations; got {len(z)}. Simulate more.")
         with host.one_blas_thread:
             return numpy_function(self._fit)(z, x, tuple(names))
 
@@ -193,9 +191,8 @@ class StatisticsSurrogate(TransformedSurrogate):
     def require_density(self) -> None:
         """Raise: it is a density of statistics, which are others for other simulations."""
         raise checks.explained(
-            f"The likelihood is a density of the {len(self.statistics.names)} learnt statistics and not of the "
-            "output, so that marginal likelihoods, predictive densities and leave-one-out scores cannot be compared "
-            "with those of other statistics. Give all models the same statistics by hand; posteriors need no more."
+            f"The likelihood is a density of the {len(self.statistics.names)} learnt statistics and not of the output, "
+            "and compares with no density of others. Give all models the same by hand; posteriors need no more."
         )
 
 
@@ -238,8 +235,7 @@ class SelectedStatistics(Statistics):
         checks.require(
             bool(kept.any()),
             f"None of the {x.shape[1]} statistics depends on the parameters, as far as {len(x)} simulations show: the "
-            f"least p-value is {p_values.min():.2g}, and {level:.2g} is asked for. Simulate more, or look at the "
-            "simulator.",
+            f"least p-value is {p_values.min():.2g}, and {level:.2g} is asked for. Simulate more.",
         )
         shared, further = kept, kept
         while further.any():

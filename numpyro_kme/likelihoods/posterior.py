@@ -42,11 +42,8 @@ class KernelMeansPosterior:
     num_particles: int = 4096
 
     def __post_init__(self):
-        checks.require(
-            self.measure.dim == self.surrogate.dim,
-            f"`measure` has {self.measure.dim} dimensions and `surrogate` {self.surrogate.dim}: give the prior in the "
-            "coordinates that the surrogate was fitted on.",
-        )
+        own, dim = self.measure.dim, self.surrogate.dim
+        checks.require(own == dim, f"`measure` has {own} dimensions and `surrogate` {dim}: use its coordinates.")
         checks.whole("num_particles", self.num_particles, 2)
 
     @cached_property
@@ -68,11 +65,7 @@ class KernelMeansPosterior:
 
     def _positive_log_normaliser(self) -> np.ndarray:
         sign, log_normaliser = self._log_normaliser
-        checks.require(
-            bool(sign > 0),
-            "The learnt likelihood of this observation is negative on average over the prior, so there is no "
-            "posterior. Simulate more, or check that the simulator can produce such an observation.",
-        )
+        checks.require(bool(sign > 0), "The learnt likelihood is negative on average over the prior: simulate more.")
         return np.asarray(log_normaliser)
 
     def log_marginal(self) -> SignedLog:
@@ -216,9 +209,7 @@ def learn_normal(likelihood: LikelihoodAt) -> NormalMixture:
     """
     terms = likelihood.expansion()
     if terms is None:
-        raise checks.explained(
-            "A prior is learnt in closed form, from the published form of the surrogate (`KernelMeans`)."
-        )
+        raise checks.explained("A prior is learnt from the published form of the likelihood alone (`KernelMeans`).")
     points, squared_length = np.asarray(terms.points), np.square(terms.kernel.length_scale)
 
     def loss(at):

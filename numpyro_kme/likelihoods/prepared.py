@@ -118,10 +118,8 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bound
     data: Any = np.asarray(value) if concrete else jnp.asarray(value)
     checks.real("value", data)
     lead = data.shape[: data.ndim - len(fitted.event_shape)]
-    checks.require(
-        data.shape[len(lead) :] == fitted.event_shape,
-        f"`value` must have shape (..., *{fitted.event_shape}), as the simulated outputs have; got {data.shape}.",
-    )
+    fits = data.shape[len(lead) :] == fitted.event_shape
+    checks.require(fits, f"`value` must have shape (..., *{fitted.event_shape}); got {data.shape}.")
     if not concrete:
         part = fitted.surrogate.at_rows(data, len(lead)) if lead else fitted.at(data)
         return PreparedLikelihood((part,), data, True, lead, success=fitted.success)
@@ -136,11 +134,8 @@ def prepare(fitted: Any, value: ArrayLike, mask: ArrayLike = True, bounds: Bound
     records = fitted.surrogate.records  # where NaN says something
     inside = missing & np.isfinite(ends).any(axis=0) & counts[:, None]
     seen = ~missing & counts[:, None]
-    checks.require(
-        bool((seen | inside).any()) or records,
-        f"All {data.size} entries of the observation are NaN, not observed: it says nothing about the parameters, and "
-        "the posterior is the prior.",
-    )
+    tells = bool((seen | inside).any()) or records
+    checks.require(tells, f"All {data.size} entries of the observation are NaN, not observed: only the prior is left.")
 
     if len(np.unique(seen[counts], axis=0)) == 1 and not inside.any():
         return replace(whole, parts=(_checked(fitted.marginal(seen[counts][0]), rows, counts, lead),))

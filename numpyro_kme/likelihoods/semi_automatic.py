@@ -141,11 +141,8 @@ class SemiAutomaticStatistics(Statistics):
     second_moments: bool = True
 
     def __post_init__(self):
-        checks.require(
-            self.features is None or callable(self.features),
-            f"`features` must be a function of outputs (m, *event) giving (m, p), or None; got {self.features!r:.200}.",
-            TypeError,
-        )
+        what = "a function of outputs (m, *event) giving (m, p), or None"
+        checks.instance("features", self.features, Callable | None, what)
 
     def _fit(self, z, x, names):
         reader = FeatureReader.fit(z, x, self.features)
@@ -165,11 +162,8 @@ class SemiAutomaticStatistics(Statistics):
             worth = _predicted(products, moments.held_out) & (fall > WORTH * products.var(axis=0))
             told += [f"mean of {_product(names[i], names[j])}" for (i, j), own in zip(pairs, worth) if own]
             parts.append((moments, worth))
-        checks.require(
-            bool(told),
-            f"None of the {a.shape[1]} features of the outputs predicts a parameter, held out: there is nothing to "
-            "learn statistics from. Simulate more, or give statistics or features of your own.",
-        )
+        useful = bool(told)
+        checks.require(useful, f"None of the {a.shape[1]} features of the outputs predicts a parameter: simulate more.")
         regressions, chosen = zip(*((regression, tuple(np.flatnonzero(own).tolist())) for regression, own in parts))
         near = squared_distances(a, a) + np.diag(np.full(len(a), np.inf))
         distances = np.sort(near.min(axis=1))

@@ -59,8 +59,7 @@ class StatisticsTransform:
         kept, constant = tuple(np.flatnonzero(varies).tolist()), np.flatnonzero(~varies).tolist()
         checks.require(
             bool(kept),
-            f"All {x.shape[1]} statistics are constant over the {x.shape[0]} simulations: they say nothing about the "
-            "parameters. Check the simulator, or give other statistics.",
+            f"All {x.shape[1]} statistics are constant over the {len(x)} simulations: check the simulator.",
         )
         if constant:
             checks.warn(f"Statistics {constant} are constant over the simulations and are left out.")
@@ -80,11 +79,8 @@ class StatisticsTransform:
         """
         kept = np.array(self.kept)
         chosen = np.flatnonzero(seen[kept])
-        checks.require(
-            len(chosen) > 0,
-            f"Of {self.num_raw} statistics {int(np.sum(seen))} are observed, and none of these varies over the "
-            "simulations: the observation says nothing about the parameters, and the posterior is the prior.",
-        )
+        vary, number = len(chosen) > 0, int(np.sum(seen))
+        checks.require(vary, f"Of {self.num_raw} statistics {number} are observed, and none of these varies there.")
         return chosen[np.argsort(last[kept[chosen]], kind="stable")]
 
     def some(self, chosen: np.ndarray) -> "StatisticsTransform":
@@ -99,10 +95,8 @@ class StatisticsTransform:
 
     def forward(self, x: Any) -> Any:
         """Raw statistics `(..., n_raw)` to standardised ones `(..., n)`; by NumPy where they are NumPy's."""
-        checks.require(
-            jnp.shape(x)[-1:] == (self.num_raw,),
-            f"`x` must have shape (..., {self.num_raw}), one entry for each statistic; got {jnp.shape(x)}.",
-        )
+        fits = jnp.shape(x)[-1:] == (self.num_raw,)
+        checks.require(fits, f"`x` must have shape (..., {self.num_raw}), one for each statistic; got {jnp.shape(x)}.")
         columns, xp = x[..., np.array(self.kept)], namespace(self, x)
         checks.sound("x", columns)
         row = (1,) * (np.ndim(x) - 1) + (len(self.kept),)
@@ -129,8 +123,7 @@ class StatisticsTransform:
         i = int(np.argmin(agrees))
         checks.require(
             bool(agrees.all()),
-            f"Statistic {self.label(i)} is {reference[i]} in every simulation but {y[i]} in the observation: the "
-            "simulator cannot produce this observation. Repair the simulator, or leave this statistic out.",
+            f"Statistic {self.label(i)} is {reference[i]} in every simulation but {y[i]} as observed: leave it out.",
         )
 
 

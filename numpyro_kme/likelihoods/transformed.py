@@ -148,8 +148,7 @@ class RecordedSurrogate(TransformedSurrogate):
         unknown = always[lost[:, always].any(axis=0)]
         checks.require(
             not len(unknown),
-            f"Entry {unknown[:1]} of the observation is NaN, and every simulation has it: the simulator cannot produce "
-            "this observation. Let it lose this entry too, or leave `missing` out where entries are missing at random.",
+            f"Entry {unknown[:1]} of the observation is NaN, and every simulation has it: let the simulator lose it.",
         )
         found, together = _both_ways(~lost[:, list(self.partly)]), np.asarray(self.together)
         each = np.diagonal(together)

@@ -133,9 +133,7 @@ class Loss:
             simulated: Simulated points of the region that matters, `(m, ...)`, or such a pair.
             max_rank: Largest length of a vector.
         """
-        raise checks.explained(
-            f"{type(self).__name__} has no `embedding`: it is no squared distance.", NotImplementedError
-        )
+        raise checks.explained(f"{type(self).__name__} has no `embedding`, as squares have.", NotImplementedError)
 
 
 @frozen
@@ -151,8 +149,6 @@ class NegativeLogLikelihood(Loss):
 
     def of_model(self, x, w, family, u, nodes):
         """Weighted negative log likelihood at `u`; the nodes play no part."""
-        checks.require(
-            family.log_density is not None,
-            "NegativeLogLikelihood needs a model with a density; this one can only simulate. Use MMD or Wasserstein.",
-        )
+        known = family.log_density is not None
+        checks.require(known, "NegativeLogLikelihood needs a model with a density. Use MMD or Wasserstein.")
         return -jnp.vdot(w, family.log_density(u, x))

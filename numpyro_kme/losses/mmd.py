@@ -160,10 +160,9 @@ class MMD(Loss):
         checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as BayesianKernelLearning(key)")
         given = self.kernel is not None and (not pairs or self.covariate_kernel is not None)
         checks.require(rule is None or not given, "Give `kernel` or `length_scale`, not both.")
+        fits = rule is None or not rule.needs_targets
         checks.require(
-            rule is None or not rule.needs_targets,
-            f"`length_scale` {type(rule).__name__} asks what predicts the parameters best, and a loss sees data of one "
-            "unknown parameter. Use BayesianKernelLearning(key) or MedianHeuristic(), or give `kernel`.",
+            fits, f"`length_scale` {type(rule).__name__} asks what predicts the parameters best: use another."
         )
         return rule or MedianHeuristic()
 
@@ -236,11 +235,8 @@ class OnPairs(Batched):
 
 def gaussian_by(rule: LengthScaleRule, data: Any) -> Gaussian:
     """Gaussian kernel with the length scale that a rule gives for the data points."""
-    checks.require(
-        isinstance(data, np.ndarray) and data.ndim <= 2,
-        "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim); there is no distance between "
-        "them.",
-    )
+    apart = isinstance(data, np.ndarray) and data.ndim <= 2
+    checks.require(apart, "`kernel` must be given for data that are not vectors of shape (n,) or (n, dim).")
     scale = np.asarray(rule(vectors(data)))
     return Gaussian(scale.reshape(()) if scale.size == 1 else scale)
 

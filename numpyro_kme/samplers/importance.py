@@ -167,11 +167,7 @@ def _normalised(particles, sign, log_size) -> WeightedParticles:
     largest = np.max(log_size)
     weights = sign * np.exp(log_size - largest)
     total = np.sum(weights)
-    checks.require(
-        bool(total > 0.0),
-        "The posterior has no positive mass: the learnt likelihood of this observation is negative on average over the "
-        "prior. Simulate more, or check that the simulator can produce such an observation.",
-    )
+    checks.require(bool(total > 0.0), "The learnt likelihood is negative on average over the prior: simulate more.")
     return WeightedParticles(np.asarray(particles), weights / total, largest + np.log(total))
 
 

@@ -87,9 +87,8 @@ def test_similarity_is_the_mean_kernel(estimator, rng):
     assert abs(found - exact) < 0.05
     by_loop = np.mean(gaussian(x, y, 0.8)) if not isinstance(estimator, kme.embeddings.LinearTime) else None
     by_loop = np.mean(np.diagonal(gaussian(x, np.roll(y, 1), 0.8))) if by_loop is None else by_loop
-    np.testing.assert_allclose(
-        found, by_loop, atol=5 * 20_000**-0.5 * isinstance(estimator, kme.embeddings.Fourier) + 1e-9
-    )
+    error = 5 * 20_000**-0.5 * isinstance(estimator, kme.embeddings.Fourier) + 1e-9
+    np.testing.assert_allclose(found, by_loop, atol=error)
 
 
 def test_out_of_distribution_check_by_sorting(rng):
@@ -100,10 +99,8 @@ def test_out_of_distribution_check_by_sorting(rng):
     pairs = between[np.triu_indices(20, 1)]
     neighbours = [min(between[i, j] for j in range(20) if j != i) for i in range(20)]
     assert found.threshold == pytest.approx(max(np.quantile(np.concatenate([pairs, pairs]), 0.75), max(neighbours)))
-    assert (
-        found.is_out_of_distribution
-        and not kme.abc.out_of_distribution_check(np.abs(x - 0.5), between).is_out_of_distribution
-    )
+    near = kme.abc.out_of_distribution_check(np.abs(x - 0.5), between)
+    assert found.is_out_of_distribution and not near.is_out_of_distribution
 
 
 @pytest.mark.parametrize("distribution", ["normal", "standard_cauchy"])
@@ -113,9 +110,8 @@ def test_out_of_distribution_check_is_seldom_wrong(distribution, rng):
     alarms = np.zeros(400)
     for i in range(400):
         x, y = draw(size=500), draw()
-        alarms[i] = kme.abc.out_of_distribution_check(
-            np.abs(x - y), np.abs(x[:50, None] - x[None, :50])
-        ).is_out_of_distribution
+        between = np.abs(x[:50, None] - x[None, :50])
+        alarms[i] = kme.abc.out_of_distribution_check(np.abs(x - y), between).is_out_of_distribution
     assert alarms.sum() <= (400 / 51 + 5 * np.sqrt(400 / 51) if distribution == "standard_cauchy" else 2)
 
 
@@ -165,7 +161,8 @@ def test_recursive_abc_step_by_its_parts(rng):
     """Points of a dense solve's embedding, and herding by a loop over the candidates."""
     theta = rng.normal(size=(80, 1))
     x, y = theta + 0.5 * rng.normal(size=(80, 1)), np.array([0.8])
-    found = kme.abc.recursive_abc_step(KEY, Gaussian(0.7), theta, x, y, 25, tolerance=1e-12)
+    step = partial(kme.abc.recursive_abc_step, KEY, Gaussian(0.7), theta, x, y, 25)
+    found = step(tolerance=1e-12)
     weights = np.linalg.solve(gaussian(x, x, 0.7) + 0.01 * np.sqrt(80) * np.eye(80), gaussian(x, y[None], 0.7))[:, 0]
     weights /= weights.sum()
     scale = kme.kernels.median_heuristic(theta)
@@ -180,12 +177,8 @@ def test_recursive_abc_step_by_its_parts(rng):
     np.testing.assert_allclose(found[0], grid[np.argmax(gaussian(grid, theta, scale) @ weights)], atol=0.03)
     nearest = theta[np.argsort(np.abs(theta[:, 0] - 0.64))[:25]]
     assert squared_distance(found) < 0.1 * min(squared_distance(theta), squared_distance(nearest))
-    by_name = kme.abc.recursive_abc_step(
-        KEY, Gaussian(0.7), theta, x, y, 25, regularisation=0.01 / np.sqrt(80), tolerance=1e-12
-    )
-    np.testing.assert_array_equal(by_name, found)
-    coarse = kme.abc.recursive_abc_step(KEY, Gaussian(0.7), theta, x, y, 25, tolerance=1e-3)
-    assert abs(coarse.mean() - found.mean()) < 0.05
+    np.testing.assert_array_equal(step(regularisation=0.01 / np.sqrt(80), tolerance=1e-12), found)
+    assert abs(step(tolerance=1e-3).mean() - found.mean()) < 0.05
 
 
 @pytest.fixture(scope="module")

@@ -65,9 +65,8 @@ def test_a_draw_beyond_a_bound_is_noticed_in_every_place(learnt):
     assert fitted.beyond(x, fitted.coordinates.table(arguments)).tolist() == [True, False]
     draws = dict(zip(("theta1", "width", "rate"), arguments.T, strict=True))
     smodel = kme.handlers.surrogate(queue_model, {"x": fitted})
-    with pytest.warns(
-        UserWarning, match=r"50.00% of the posterior draws lie beyond .* of site 'x'.*more, best at these draws"
-    ):
+    warning = r"50.00% of the posterior draws lie beyond .* of site 'x'.*more, best at these draws"
+    with pytest.warns(UserWarning, match=warning):
         assert kme.mcmc.check_surrogate(smodel, draws, x)["x"].beyond == 0.5
 
 
@@ -81,10 +80,9 @@ def test_the_density_integrates_to_one_beside_a_bound(rng):
     t = np.linspace(-650.0, 650.0, 100_001)
     for point in (0.0, 2.0):
         nearest = float(surrogate.region.nearest(jnp.array([point]))[0])
-        line = surrogate.standardisation.support.offset + np.asarray(
-            surrogate.standardisation.support.linear
-        ) @ np.array([nearest, np.sqrt(3.0) * special.erf(nearest / np.sqrt(2.0))])
-        width, unit = surrogate.standardisation.support.width, surrogate.transform.scale
+        support, unit = surrogate.standardisation.support, surrogate.transform.scale
+        features = np.array([nearest, np.sqrt(3.0) * special.erf(nearest / np.sqrt(2.0))])
+        line, width = support.offset + np.asarray(support.linear) @ features, support.width
         y = surrogate.transform.centre + unit * (line + width * np.sinh(t[:, None]))
         log_step = np.log(unit * width * (t[1] - t[0])) + np.logaddexp(t, -t) - np.log(2.0)
         value = surrogate.at_rows(y).log_density(np.full((1, 1, 1), point))[0]
@@ -130,10 +128,8 @@ def test_parameters_far_from_the_simulations_are_reported(far):
     engine, (warning,) = far
     assert "of the posterior draws lie beyond the simulated parameters of site 'x'" in warning
     assert "Simulate more (`num_simulations`), such as " in warning
-    rounds, alone = (
-        "or `refine` at draws of this posterior.",
-        "for this observation alone in rounds around its posterior",
-    )
+    rounds = "or `refine` at draws of this posterior."
+    alone = "for this observation alone in rounds around its posterior"
     assert (rounds if engine.posterior.simulations.proposed else alone) in warning
     assert "% of the draws lie beyond the simulated parameters" in engine.posterior.info["parameters"]
     inside, outside = np.zeros((1, 2)), np.full((1, 2), 3.0)
@@ -290,9 +286,5 @@ def test_a_parameter_of_the_scale_alone_can_be_beyond(rng):
     region = kme.ResidualKernelMeans().fit(z, x).region
     expected = np.array([0.25 * np.mean(np.exp(-z[:, 1])), 2.0 * 0.25])
     np.testing.assert_allclose(region.weights, expected, rtol=0.4)
-    assert region.beyond(np.array([[0.0, 8.0], [0.0, -8.0], [8.0, 0.0], [2.5, -2.5]])).tolist() == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    beyond = region.beyond(np.array([[0.0, 8.0], [0.0, -8.0], [8.0, 0.0], [2.5, -2.5]]))
+    assert beyond.tolist() == [True, True, True, False]

@@ -144,20 +144,16 @@ def test_warns_far_from_the_simulations(surrogate):
     with pytest.warns(UserWarning, match=r"far outside all simulations in statistics 1 \(observed 1e\+06"):
         surrogate.at(np.array([X[0, 0], 1e6, X[0, 2]]))
     with pytest.warns(UserWarning, match="log data kernel"):
-        KernelMeans(hyperparameters=Hyperparameters(Gaussian(1.0), Gaussian(0.3), LAM)).fit(
-            Z, np.c_[X[:, :1], X[:, :1]]
-        ).at(np.quantile(X[:, 0], [0.02, 0.98]))
+        narrow = KernelMeans(hyperparameters=Hyperparameters(Gaussian(1.0), Gaussian(0.3), LAM))
+        narrow.fit(Z, np.c_[X[:, :1], X[:, :1]]).at(np.quantile(X[:, 0], [0.02, 0.98]))
 
 
 def test_constant_statistics():
     x = np.c_[X[:, :1], np.full(M, 7.0), X[:, 1:]]
     with pytest.warns(UserWarning, match=r"Statistics \[1\] are constant over the simulations"):
         surrogate = KernelMeans(hyperparameters=HYPER).fit(Z, x)
-    np.testing.assert_allclose(
-        surrogate.at(np.array([Y[0], 7.0, *Y[1:]])).log_density(Z[0]),
-        np.log(likelihood_by_hand(Z, X, Y, Z[:1])[0]),
-        atol=3e-3,
-    )
+    found = surrogate.at(np.array([Y[0], 7.0, *Y[1:]])).log_density(Z[0])
+    np.testing.assert_allclose(found, np.log(likelihood_by_hand(Z, X, Y, Z[:1])[0]), atol=3e-3)
     assert surrogate.informativeness()[1][1] == 0.0
     with pytest.raises(ValueError, match=r"Statistic 1 is 7.0 in every simulation but 8.0"):
         surrogate.at(np.array([Y[0], 8.0, *Y[1:]]))
@@ -194,12 +190,8 @@ def test_data_sets_and_time_series_compared_as_a_whole():
     empirical = KernelMeans(hyperparameters=Hyperparameters(Gaussian(BETA), kernel, LAM)).fit(Z, sets)
     kappa = np.asarray(kernel.gram(sets[:1], sets))[0]
     weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M), kappa)
-    np.testing.assert_allclose(
-        signed_values(empirical.at(sets[0]), POINTS),
-        np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights,
-        rtol=1e-8,
-        atol=1e-12,
-    )
+    near = np.exp(-0.5 * squared(POINTS, Z, BETA))
+    np.testing.assert_allclose(signed_values(empirical.at(sets[0]), POINTS), near @ weights, rtol=1e-8, atol=1e-12)
     with pytest.raises(ValueError, match="EmpiricalMeasure is not a density"):
         KernelMeansPosterior(empirical, sets[0], standard_normal(D)).log_marginal()
 
@@ -210,7 +202,7 @@ def test_data_sets_and_time_series_compared_as_a_whole():
     kappa = np.exp(np.asarray(kernel.log_gram((times[::2], paths[:1, ::2]), (times, paths))))[0]
     weights = np.linalg.solve(np.exp(-0.5 * squared(Z, Z, BETA)) + M * LAM * np.eye(M), kappa)
     values = signed_values(series.at((times[::2], paths[0, ::2])), POINTS)
-    np.testing.assert_allclose(values, np.exp(-0.5 * squared(POINTS, Z, BETA)) @ weights, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(values, near @ weights, rtol=1e-8, atol=1e-12)
     for whole in (empirical, series):
         with pytest.raises(ValueError, match="The held-out drop needs statistics"):
             whole.informativeness()

@@ -145,9 +145,8 @@ def test_adaptive_importance_sampling_of_a_posterior_much_narrower_than_the_prio
     mean = weights @ found.particles
     assert found.effective_size > 300
     np.testing.assert_allclose(mean, 0.7 * variance / 0.05**2, atol=5 * np.sqrt(variance / found.effective_size))
-    np.testing.assert_allclose(
-        weights @ (found.particles - mean) ** 2, variance, rtol=5 * np.sqrt(2 / found.effective_size)
-    )
+    error = 5 * np.sqrt(2 / found.effective_size)
+    np.testing.assert_allclose(weights @ (found.particles - mean) ** 2, variance, rtol=error)
 
 
 def test_signed_weights():

@@ -37,9 +37,6 @@ def test_densities_by_numpy_are_those_by_jax(fitted, rng):
     expected = one_by_one(fitted, y, z)
     prepared = prepare(fitted, y)
     assert np.ptp(expected) > 1.0
-    for found in (
-        prepared.log_densities(z),
-        jax.jit(jax.vmap(prepared.log_density))(z),
-    ):
+    for found in (prepared.log_densities(z), jax.jit(jax.vmap(prepared.log_density))(z)):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(prepare(fitted, y[0, 0]).log_densities(z[:, 0]), expected[:, 0, 0], rtol=1e-8, atol=1e-8)

@@ -220,9 +220,8 @@ def test_awkward_statistics_get_a_sensible_answer(kind):
     size = 10 if kind == "few" else 60
     z = rng.normal(size=(size, 1))
     x = z + 0.3 * rng.normal(size=(size, 1))
-    more = {"collinear": 2.0 * x, "irrelevant": rng.normal(size=(size, 1)), "few": z + rng.normal(size=(size, 10))}[
-        kind
-    ]
+    kinds = {"collinear": 2.0 * x, "irrelevant": rng.normal(size=(size, 1)), "few": z + rng.normal(size=(size, 10))}
+    more = kinds[kind]
     surrogate = FORM.fit(z, np.concatenate([x, more], axis=1))
     grid = np.linspace(-3.0, 3.0, 61)[:, None]
     errors = []

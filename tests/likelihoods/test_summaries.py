@@ -54,10 +54,8 @@ def test_a_symmetric_posterior_has_a_second_moment():
     assert np.corrcoef(learnt.simulated[:, 1], z[:, 0] ** 2)[0, 1] > 0.9
     assert "means that nothing predicts: a" in learnt.statistics.describe()["left out"]
     both = np.column_stack([x, z[:, 0] + 0.2 * rng.normal(size=200)])  # the mean says most, and a square nothing new
-    assert SemiAutomaticStatistics(features=rows).fit(z, both, ["a", "b"]).statistics.names == (
-        "mean of a",
-        "mean of b",
-    )
+    nothing_new = SemiAutomaticStatistics(features=rows).fit(z, both, ["a", "b"])
+    assert nothing_new.statistics.names == ("mean of a", "mean of b")
     plain = SemiAutomaticStatistics(features=rows, second_moments=False).fit(z, x, ["a", "b"])
     assert plain.statistics.names == ("mean of b",)
 

@@ -281,9 +281,8 @@ def test_a_loss_between_samples_is_one_method(rng):
     x, w = np.float32(rng.normal(size=9)), np.full(9, np.float32(1 / 9))
     family, nodes = Family(lambda u, z: u[0] + z, 1), Nodes(np.float32(rng.normal(size=16)))
     found = Energy().of_model(x, w, family, jnp.ones(1), nodes)
-    np.testing.assert_allclose(
-        found, Energy().value(x, w, 1.0 + nodes.noise, np.full(16, np.float32(1 / 16))), rtol=1e-6
-    )
+    expected = Energy().value(x, w, 1.0 + nodes.noise, np.full(16, np.float32(1 / 16)))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     with pytest.raises(NotImplementedError, match=r"Loss must implement `value\(x, w, y, v\)`"):
         Loss().value(x, w, x, w)
 

@@ -330,7 +330,7 @@ def learnt():
 
 
 def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explained():
-    with pytest.raises(ValueError, match="The likelihood was learnt from 3 arguments for each simulation"):
+    with pytest.raises(ValueError, match="The likelihood was learnt from 3 arguments of a simulation"):
         handlers.seed(surrogate(model, {"x": EXACT}), 0)(X, Y)
     whole = lambda theta: dist.Normal(theta, 1.0).expand([3, 2]).to_event(2)  # noqa: E731
     likelihoods = {"iid": whole, "groups": normal, "joint": normal}

@@ -44,9 +44,8 @@ def test_correlated_normal_in_six_dimensions(seed):
     root = rng.normal(size=(6, 6))
     precision, at = 5 * root @ root.T, 2 * rng.normal(size=6)
     particles = jax.random.normal(jax.random.key(seed), (N, 6))
-    found = tempered(
-        jax.random.key(seed + 10), standard_normal, normal_likelihood, (jnp.array(precision), jnp.array(at)), particles
-    )
+    data = jnp.array(precision), jnp.array(at)
+    found = tempered(jax.random.key(seed + 10), standard_normal, normal_likelihood, data, particles)
     covariance = np.linalg.inv(precision + np.eye(6))
     mean = covariance @ precision @ at
     marginal = np.eye(6) + np.linalg.inv(precision)

@@ -61,10 +61,8 @@ class KernelMeans(Form):
     def __post_init__(self):
         rule = self.length_scale
         checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
-        checks.require(
-            rule is None or (self.data_kernel is None and self.hyperparameters is None),
-            "Give `length_scale`, or `data_kernel` or `hyperparameters`, not both.",
-        )
+        alone = rule is None or (self.data_kernel is None and self.hyperparameters is None)
+        checks.require(alone, "Give `length_scale`, or `data_kernel` or `hyperparameters`, not both.")
 
     def points(self, x: Any) -> Any:
         """Read outputs `(n, *event)` as the data kernel does."""
@@ -107,11 +105,8 @@ class KernelMeans(Form):
     def _learn(self, training):
         kernel, dim = self.data_kernel, training.z.shape[1]
         if kernel is None:
-            checks.require(
-                training.is_table,
-                "`x` must have shape (simulations, statistics), unless `data_kernel` compares other data; got "
-                f"{jax.tree.map(np.shape, training.data)}.",
-            )
+            shapes = jax.tree.map(np.shape, training.data)
+            checks.require(training.is_table, f"`x` must have shape (m, n) without a `data_kernel`; got {shapes}.")
             size = training.data.shape[1]
             scale = 0.4 * np.sqrt(size) if self.length_scale is None else self.length_scale(training.data, training.z)
             kernel = Gaussian(np.broadcast_to(scale, size))

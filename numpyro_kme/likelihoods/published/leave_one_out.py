@@ -227,11 +227,8 @@ class MarginalLikelihood(LearningObjective):
         """`log q(y)`, on the scale of one observation, and its derivatives."""
         kernel, data_kernel, z = hyper.parameter_kernel, hyper.data_kernel, training.z
         log_norm = log_integral(data_kernel, training.data)
-        checks.require(
-            training.y is not None and training.measure is not None and log_norm is not None,
-            "MarginalLikelihood needs `y=` (the observation) and `measure=` (the prior in coordinates) in `fit`, and a "
-            "data kernel that is a density in the observation. Give them, or learn by LeaveOneOut().",
-        )
+        given = training.y is not None and training.measure is not None and log_norm is not None
+        checks.require(given, "MarginalLikelihood needs `y=`, `measure=` and a data kernel that is a density.")
         matrix = regularised(kernel, z, hyper.regularisation)
         log_kappa = log_kernels(data_kernel, training.y, training.data)
         largest = np.max(log_kappa)

@@ -68,15 +68,13 @@ class DenseSolve:
         checks.require(
             m <= MOST_SIMULATIONS,
             f"Learning from {m} simulations takes about {8 * m * m / 1e9:.0f} GB for a dense matrix; at most "
-            f"{MOST_SIMULATIONS} are taken. Use form=KernelMeans(solve=LowRankSolve()), or a part of them: a random "
-            "choice, or those whose outputs are nearest to the observation.",
+            f"{MOST_SIMULATIONS} are taken. Use LowRankSolve(), or some of them: at random, or near the observation.",
         )
         factor = factorised(regularised(hyper.parameter_kernel, z, hyper.regularisation), in_place=True)
         checks.require(
             np.isfinite(factor[0, 0]),
-            f"The Cholesky factorisation of L + m lam I with lam = {float(hyper.regularisation):.3g} failed: the "
-            "matrix is not positive definite to working precision. Increase the regularisation, or remove duplicated "
-            "points.",
+            f"L + m lam I with lam = {float(hyper.regularisation):.3g} is not positive definite to working precision. "
+            "Increase the regularisation, or remove duplicated points.",
             np.linalg.LinAlgError,
         )
         return DenseSolution(factor)

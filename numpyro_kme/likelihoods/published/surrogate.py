@@ -183,8 +183,7 @@ class KernelMeansSurrogate(Surrogate):
             checks.require(
                 lam >= SMALLEST_SINGLE,
                 f"lam = {float(lam):.1e} is too small to solve for a traced observation in float32 (at least "
-                f"{SMALLEST_SINGLE:.0e}). Turn on float64 by numpyro.enable_x64(), or pass a concrete observation, "
-                "which is prepared in float64.",
+                f"{SMALLEST_SINGLE:.0e}). Turn on float64 by numpyro.enable_x64(), or pass a concrete observation.",
             )
 
     @property
@@ -234,10 +233,8 @@ class KernelMeansSurrogate(Surrogate):
         constant statistics; noise around 0 for those that say nothing. Cost: one matrix product of size `m` for each
         statistic.
         """
-        checks.require(
-            isinstance(self.data, np.ndarray) and self.data.ndim == 2,
-            "The held-out drop needs statistics `(m, n)`; these data are compared as a whole.",
-        )
+        table = isinstance(self.data, np.ndarray) and self.data.ndim == 2
+        checks.require(table, "The held-out drop needs statistics `(m, n)`; these data are compared as a whole.")
         columns = np.arange(self.data.shape[1])
         # a column of zeros adds nothing to a distance, so it stands for a statistic that was left out
         others = (np.where(columns == out, 0.0, self.data) for out in columns)

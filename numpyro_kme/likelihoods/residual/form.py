@@ -103,10 +103,8 @@ class ResidualKernelMeans(Form):
         """
         checks.concrete(z=z, x=x)
         z, x = simulated(z, np.asarray(x))
-        checks.require(
-            len(z) >= MIN_SIMULATIONS,
-            f"The residual form needs at least {MIN_SIMULATIONS} simulations; got {len(z)}. Simulate more.",
-        )
+        many = len(z) >= MIN_SIMULATIONS
+        checks.require(many, f"The residual form needs at least {MIN_SIMULATIONS} simulations; got {len(z)}.")
         return self._fit(z, x)
 
     def again(self, learnt: ResidualSurrogate, z, x, rows, *, measure=None, y=None) -> ResidualSurrogate:

@@ -108,26 +108,22 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
         bounds: Whether these, and lines in the middle, are looked for.
     Cost: four linear programmes for each statistic, and one for each coefficient of a line that may be a bound.
     """
-    n, found = s.shape[1], np.array(s)
-    support = SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n))
     if not bounds or len(rows) < FEWEST * (at.dim + 1):
-        return support, found
-    for i, line in enumerate(in_parallel(partial(_best_line, at, rows), s.T)):
-        if line is not None:
-            support.offset[i], support.linear[i] = line.coefficients[0], line.coefficients[1:]
-            support.width[i], support.side[i] = line.width, line.side
-            found[:, i] = line.statistic
-    return support, found
+        n = s.shape[1]
+        return SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n)), s
+    coefficients, width, side, statistics, _ = zip(*in_parallel(partial(_best_line, at, rows), s.T))
+    lines = np.array(coefficients)
+    return SupportBounds(lines[:, 0], lines[:, 1:], np.array(width), np.array(side)), np.stack(statistics, axis=1)
 
 
-def _best_line(at: Inputs, rows: np.ndarray, s: np.ndarray) -> _Line | None:
-    """The line that is worth it, if there is one, of the bounds of a statistic and one in its middle."""
+def _best_line(at: Inputs, rows: np.ndarray, s: np.ndarray) -> _Line:
+    """The line that is worth it, of none, the bounds of a statistic and one in its middle."""
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
     normal, uniform = np.split(np.arange(1, columns.shape[1]), 2)
     kinds = [(np.append(0, some), side) for some in (normal, uniform) for side in (1.0, -1.0)]
     lines = [*(_bound(at, columns, s, rows, *kind) for kind in kinds), _middle(at, columns, s, rows)]
-    best = max(filter(None, lines), key=lambda line: line.score, default=None)
-    return best if best is not None and best.score > _score(at, s, rows) else None
+    none = _Line(np.zeros(columns.shape[1]), 1.0, 0.0, s, _score(at, s, rows))
+    return max([none, *filter(None, lines)], key=lambda line: line.score)
 
 
 def _line(at, rows, coefficients, width, side, gaps, worth):
