@@ -47,12 +47,10 @@ class Posterior(Recomputed, Saved):
     errors: StandardErrors | None = None
 
     def _card(self) -> Card:
-        return Card(
-            f"Posterior by {self.engine}",
-            self._about(),
-            "print_summary(), plots.marginals(posterior), diagnostics.predictive_check(rng_key, posterior), "
-            "to_inference_data(), save(path)",
+        hint = (
+            "print_summary(), plots.marginals(posterior), diagnostics.predictive_check(key, posterior), save(path)"
         )
+        return Card(f"Posterior by {self.engine}", self._about(), hint)
 
     def _about(self) -> dict[str, Any]:
         """Rows of what is printed."""

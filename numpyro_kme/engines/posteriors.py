@@ -54,15 +54,13 @@ class Posteriors(Saved):
 
     def _card(self) -> Card:
         first = self._kept[0]
-        return Card(
-            f"Posteriors of {len(self)} observations by {first.engine}",
-            {
-                "draws": f"{len(next(iter(first.samples.values()))):,} of {names_and_shapes(first.samples)} each",
-                "no posterior": f"{len(self.refused)} observations, see `refused`" if self.refused else "none",
-                "warned of": f"{len(self.warned)} observations, see `warned`" if self.warned else "none",
-            },
-            "print_summary(), posteriors[0], get_samples(), to_inference_data()",
-        )
+        rows = {
+            "draws": f"{len(next(iter(first.samples.values()))):,} of {names_and_shapes(first.samples)} each",
+            "no posterior": f"{len(self.refused)} observations, see `refused`" if self.refused else "none",
+            "warned of": f"{len(self.warned)} observations, see `warned`" if self.warned else "none",
+        }
+        hint = "print_summary(), posteriors[0], get_samples(), to_inference_data()"
+        return Card(f"Posteriors of {len(self)} observations by {first.engine}", rows, hint)
 
     @classmethod
     def of(cls, outcomes: Iterator[Outcome]) -> "Posteriors":

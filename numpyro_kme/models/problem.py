@@ -200,12 +200,9 @@ class Problem(Recomputed):
 
     def _parts(self, trace, simulators):
         """Parts of `Draws`, in lists: JAX sorts dictionaries by name."""
-
-        def value(name):
-            return trace[name]["value"]
-
+        values = {name: site["value"] for name, site in trace.items()}
         arguments = [simulators[name].arguments for name in self.simulators]
-        return list(map(value, self.latents)), arguments, list(map(value, self.deterministics))
+        return [*map(values.get, self.latents)], arguments, [*map(values.get, self.deterministics)]
 
     def _log_prior(self, trace, _):
         return sum(compat.log_prob(trace[name]) for name in self.latents)
