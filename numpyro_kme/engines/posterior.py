@@ -47,9 +47,7 @@ class Posterior(Recomputed, Saved):
     errors: StandardErrors | None = None
 
     def _card(self) -> Card:
-        hint = (
-            "print_summary(), plots.marginals(posterior), diagnostics.predictive_check(key, posterior), save(path)"
-        )
+        hint = "print_summary(), plots.marginals(posterior), diagnostics.predictive_check(key, posterior), save(path)"
         return Card(f"Posterior by {self.engine}", self._about(), hint)
 
     def _about(self) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class ResidualKernelMeans(Form):
         subset = max(len(self.rows(z)) * len(rows) // len(z), MIN_SIMULATIONS)
         bounds, curved = bool(np.any(learnt.standardisation.support.side)), learnt.decorrelation.curved is not None
         settings = replace(self, bounds=bounds, curved=curved, subset=subset, steps=max(self.steps // 3, 1))
-        return settings._fit(z[rows], x[rows], learnt)
+        return settings._fit(z[rows], np.asarray(x[rows], np.float64), learnt)
 
     def rows(self, z: np.ndarray, least: int = 350) -> np.ndarray:
         """Simulations that hyperparameters are learnt from, at random: first one of each that have the same
