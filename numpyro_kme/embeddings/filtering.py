@@ -69,11 +69,9 @@ class KernelBayesFilter:
             tolerance, max_rank: Bounds of the low-rank factors, as in `LowRank.fit`.
         """
         n = num_points(states) - 1
-        checks.require(
-            n >= 2 and num_points(observations) == n + 1,
-            "`states` and `observations` must be one path of at least 3 times each; got "
-            f"{n + 1} and {num_points(observations)}.",
-        )
+        times = num_points(states), num_points(observations)
+        paired = times[0] == times[1] >= 3
+        checks.require(paired, f"`states` and `observations` must be one path of at least 3 times each; got {times}.")
         delta = 2.0 * regularisation if delta is None else delta
         checks.positive_number("regularisation", regularisation)
         checks.positive_number("delta", delta)

@@ -271,10 +271,9 @@ def Normal(mean: ArrayLike, covariance: ArrayLike, num_points: int = 2048) -> No
         num_points: As of `NormalMixture`.
     """
     mean, covariance = (a if isinstance(a, jax.Array) else np.asarray(a) for a in (mean, covariance))
-    checks.require(
-        mean.shape == (mean.size,) and covariance.shape == (mean.size, mean.size),
-        f"`mean` must have shape (D,) and `covariance` (D, D); got {mean.shape} and {covariance.shape}.",
-    )
+    shapes = mean.shape, covariance.shape
+    fits = shapes == ((mean.size,), (mean.size, mean.size))
+    checks.require(fits, f"`mean` and `covariance` must have shapes (D,) and (D, D); got {shapes[0]} and {shapes[1]}.")
     return NormalMixture(np.ones(1, mean.dtype), mean[None], covariance[None], num_points)
 
 

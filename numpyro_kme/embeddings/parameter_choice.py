@@ -231,10 +231,8 @@ def choose_by_holdout(
     checks.concrete(states=states, observations=observations)
     length = num_points(states)
     checks.require(length >= 8, f"`states` must hold at least 8 times to be halved; got {length}.")
-    checks.require(
-        num_points(observations) == length,
-        f"`states` and `observations` must be one path; got {length} and {num_points(observations)} points.",
-    )
+    n = num_points(observations)
+    checks.require(n == length, f"`states` and `observations` must be one path; got {length} and {n} points.")
     path, seen = take((states, observations), slice(length // 2))
     truth, new = take((states, observations), slice(length // 2, None))
 

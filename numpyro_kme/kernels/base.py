@@ -196,10 +196,8 @@ def check_fields(kernel: Kernel, check: Callable[[str, Any], None], *names: str)
 def num_points(points: PointSet) -> int:
     """Number of points in a pytree whose leaves share their leading axis."""
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(points)}
-    checks.require(
-        len(lengths) == 1 and () not in lengths,
-        f"Points must be arrays that share their leading axis; got shapes {jax.tree.map(np.shape, points)}.",
-    )
+    shared, shapes = len(lengths) == 1 and () not in lengths, jax.tree.map(np.shape, points)
+    checks.require(shared, f"Points must be arrays that share their leading axis; got shapes {shapes}.")
     return lengths.pop()[0]
 
 

@@ -26,10 +26,8 @@ def pad(rows: Any, longest: int) -> Any:
     """
     xp = namespace(rows)
     rows = xp.asarray(rows)
-    checks.require(
-        rows.ndim >= 1 and rows.shape[0] <= longest,
-        f"`rows` must have a first axis of at most `longest` = {longest} rows; got shape {rows.shape}.",
-    )
+    fits = rows.ndim >= 1 and rows.shape[0] <= longest
+    checks.require(fits, f"`rows` must have a first axis of at most `longest` = {longest} rows; got {rows.shape}.")
     rows = rows if rows.dtype.kind == "f" else rows.astype(float)
     behind = xp.full((longest - rows.shape[0], *rows.shape[1:]), xp.nan, rows.dtype)
     return xp.concatenate([rows, behind])

@@ -160,10 +160,8 @@ class DistributionRegression:
             checks.positive_number("regularisation", regularisation)
         points = kernel.points(np.asarray(in_jax_types(x)))
         checks.sound("x", points)
-        checks.require(
-            num_points(points) == len(targets),
-            f"`x` and `targets` must hold as many data sets; got {num_points(points)} and {len(targets)}.",
-        )
+        n, m = num_points(points), len(targets)
+        checks.require(n == m, f"`x` and `targets` must hold as many data sets; got {n} and {m}.")
         centre = targets.mean(axis=0)
         tried = REGULARISATIONS if regularisation is None else np.array([regularisation])
         before, finer = np.inf, COARSEST if tolerance is None else tolerance
