@@ -171,19 +171,20 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
     """
     table = draws.arguments[site]
     checks.require(table.ndim == 2, "the simulator's parameters vary along plates", NotExact)
-    latents, known = problem.latents, dict[str, np.ndarray]()
-    for name, latent in latents.items():
+    names, sites, blocks = list[str](), list[tuple[str, tuple[int, ...]]](), list[np.ndarray]()
+    given, columns, drawn = {}, [], []
+    for name, latent in problem.latents.items():
         found = None if latent.parents or latent.discrete else quantiles(latent.fn, latent.value.shape)
+        given[name] = np.repeat(latent.value[None], len(SCORES), axis=0) if found is None else found
         if found is not None:
-            known[name] = found
-    checks.require(len(known) > 0, "no latent has a prior of its own, normal or of a known `cdf`", NotExact)
-    names = list(numbers({name: latents[name].value for name in known}, lead=0))
-    sites = tuple((name, latents[name].value.shape) for name in known)
-    blocks = [block for name in known for block in _correlations(latents[name])]
-    entries = np.concatenate([found.reshape(len(SCORES), -1) for found in known.values()], axis=1)
-    drawn = np.concatenate([draws.latents[name].reshape(len(table), -1) for name in known], axis=1, dtype=np.float64)
-    scores = Curves.through(entries, SCORES[:, None])(drawn)
-    given = {name: np.repeat(latent.value[None], len(SCORES), axis=0) for name, latent in latents.items()} | known
+            names += numbers({name: latent.value}, lead=0)
+            sites.append((name, latent.value.shape))
+            blocks += _correlations(latent)
+            columns.append(found.reshape(len(SCORES), -1))
+            drawn.append(draws.latents[name].reshape(len(table), -1))
+    checks.require(len(names) > 0, "no latent has a prior of its own, normal or of a known `cdf`", NotExact)
+    entries = np.concatenate(columns, axis=1)
+    scores = Curves.through(entries, SCORES[:, None])(np.concatenate(drawn, axis=1, dtype=np.float64))
     curves = Curves.through(np.asarray(problem.arguments(given)[site], np.float64), SCORES[:, None])
     varying, readers = np.ptp(table, axis=0) > 0.0, dict[int, int]()
     for k in np.flatnonzero(varying).tolist():
@@ -205,12 +206,12 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
         note=f"The arguments of the simulator at {site!r} are, entry by entry, monotone functions of "
         f"{', '.join(dict.fromkeys(name.split('[')[0] for name in used))}; here the prior is standard normal.",
     )
-    if len(chosen) < len(names) or len(sites) < len(latents):
+    if len(chosen) < len(names) or len(sites) < len(problem.latents):
         return coordinates
     values = Curves.through(np.broadcast_to(SCORES[:, None], entries.shape), entries)
     straight = np.ptp(values.powers[2], axis=1) == 0.0
     ends = np.where(straight, [[-np.inf], [np.inf]], [entries.min(axis=0), entries.max(axis=0)])
-    return replace(coordinates, values=values, bounds=ends, sites=sites)
+    return replace(coordinates, values=values, bounds=ends, sites=tuple(sites))
 
 
 def _fitted(table: np.ndarray, what: str, why: str, *, affine: bool = False) -> Coordinates:
