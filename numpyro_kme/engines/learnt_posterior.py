@@ -22,11 +22,8 @@ from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
-from numpyro_kme.samplers.importance import StandardErrors, deviations
+from numpyro_kme.samplers.importance import StandardErrors
 from numpyro_kme.simulations import Simulations
-
-OF_MEAN, OF_SD = 0.5, 1 / 3
-"""Standard errors of a mean, in standard deviations, and of a standard deviation, relative, that are warned of."""
 
 
 @shown
@@ -317,13 +314,7 @@ def emit_warnings(posterior: LearntPosterior) -> None:
 
 def is_sure(errors: StandardErrors | None, latents: Mapping[str, np.ndarray]) -> bool:
     """Tell whether no standard error of a latent is large; True where they are not known."""
-    return errors is None or not np.any(_relative(errors, ravel(latents, 1)) > 1.0)
-
-
-def _relative(errors: StandardErrors, table: np.ndarray) -> np.ndarray:
-    """Standard errors of means and standard deviations of columns `(n, k)`, over those that are warned of, `(2, k)`."""
-    (mean, sd), size = errors.of_moments(table), deviations(table)
-    return np.stack([mean / np.where(size > 0.0, size, 1.0) / OF_MEAN, sd / OF_SD])
+    return errors is None or not np.any(errors.relative(ravel(latents, 1)) > 1.0)
 
 
 def unsure_message(posterior: LearntPosterior, remedy: str) -> str:
@@ -331,7 +322,7 @@ def unsure_message(posterior: LearntPosterior, remedy: str) -> str:
     assert posterior.errors is not None
     columns = numbers(posterior.drawn.latents)
     table = np.stack(list(columns.values()), axis=1)
-    found = _relative(posterior.errors, table)
+    found = posterior.errors.relative(table)
     worst, size = int(np.argmax(found.max(axis=0))), len(posterior.simulations)
     mean, sd = posterior.errors.of_moments(table)[:, worst]
     needed = size * max(2.0, float(np.max(found)) ** 2)

@@ -39,7 +39,7 @@ class SurrogateCheck:
             simulations of this site, or a further chain, would change (`StandardErrors`). Of several sites the squares
             add up. Empty where the likelihood was learnt without (`fit_likelihood(standard_errors=False)`).
         error_of_sd: That of each standard deviation, relative to it.
-        off: Largest of these, of means in posterior standard deviations.
+        off: Largest of these over what is warned of: half a posterior standard deviation, or a third of one.
     """
 
     beyond: float
@@ -54,7 +54,7 @@ class SurrogateCheck:
         found = (
             (self.beyond > NEGLIGIBLE, extrapolation_message(site, self.beyond, again)),
             (self.negative > 0.05, _negative_message(site, self.negative)),
-            (self.off > 0.5, _off_message(site, self.off)),
+            (self.off > 1.0, _off_message(site, self.off)),
         )
         return [sentence for wrong, sentence in found if wrong]
 
@@ -68,11 +68,11 @@ def _negative_message(site: str, negative: float) -> str:
 
 
 def _off_message(site: str, off: float) -> str:
-    """The warning that moments of a chain may be off by more than half a standard deviation."""
+    """The warning that moments of a chain may be off by as much as is warned of."""
     return (
-        f"A posterior mean, or a standard deviation, may be off by {off:.2g} posterior standard deviations, one "
-        f"standard error, by what was learnt at site {site!r}: `error_of_mean` and `error_of_sd` have all. Simulate "
-        "more, best at these draws (`refine`), and sample again."
+        f"A posterior mean may be off by half a posterior standard deviation, or a standard deviation by a third, and "
+        f"more: the largest standard error is {off:.2g} times that, by what was learnt at site {site!r} "
+        "(`error_of_mean`, `error_of_sd`). Simulate more, best at these draws (`refine`), and sample again."
     )
 
 
@@ -94,7 +94,8 @@ def check_surrogate(
         ValueError: If no observed site has a learnt likelihood.
     Warns:
         UserWarning: If more evaluations at a site are beyond the simulations than 5 %, more than
-            5 % negative, or a standard error is above half a posterior standard deviation.
+            5 % negative, or a standard error of a mean is above half a posterior standard deviation, of a standard
+            deviation above a third of it.
     """
     _check_shapes(model, samples, args, kwargs)
     draws = _evenly_spaced(samples, max_draws)
@@ -143,9 +144,8 @@ def _errors(fn, value, z, mask, scale, plates, draws) -> tuple[dict[str, np.ndar
     size = float(np.min(effective_sample_size(varying[None])))
     errors = StandardErrors.of(np.array(logs) - own, fn.fitted.shares, size, table)
     found = {name: errors.of_moments(np.asarray(part, np.float64)) for name, part in draws.items()}
-    mean, sd = errors.of_moments(table)
-    relative = mean / np.maximum(deviations(table), 1e-300)
-    return {k: v[0] for k, v in found.items()}, {k: v[1] for k, v in found.items()}, float(max(*relative, *sd))
+    off = float(errors.relative(table).max())
+    return {k: v[0] for k, v in found.items()}, {k: v[1] for k, v in found.items()}, off
 
 
 def _negative(fn: KernelMeansLikelihood, value, mask) -> jax.Array:

@@ -251,6 +251,10 @@ def systematic_shuffled(rng_key: jax.Array, weights: np.ndarray, n: int) -> np.n
     return rng.permutation(systematic(rng, weights, n))
 
 
+OF_MEAN, OF_SD = 0.5, 1 / 3
+"""Standard errors of a mean, in standard deviations, and of a standard deviation, relative, that are warned of."""
+
+
 @shown
 @saveable
 @dataclass(frozen=True)
@@ -302,6 +306,12 @@ class StandardErrors:
         errors = np.sqrt(0.5 * (self._squares(table) + self.typical[:, None]) + noise)
         sd = deviations(table)
         return (errors * np.stack([sd, np.sign(sd)])).reshape(2, *values.shape[1:])
+
+    def relative(self, table: np.ndarray) -> np.ndarray:
+        """Errors of means and standard deviations of columns `(n, k)`, over those that are warned of, `(2, k)`."""
+        mean, sd = self.of_moments(table)
+        size = deviations(table)
+        return np.stack([mean / np.where(size > 0.0, size, 1.0) / OF_MEAN, sd / OF_SD])
 
     @property
     def of_log_evidence(self) -> float:
