@@ -164,11 +164,10 @@ def positive(name: str, value: Any) -> None:
 
 def shape_of(name: str, value: Any) -> tuple[int, ...]:
     """The shape of what must be an array."""
-    shape: Any = None
     with suppress(TypeError, ValueError):
-        shape = np.shape(value)
-    require(isinstance(shape, tuple), f"`{name}` must be an array of real numbers; got {line(value)}.", TypeError)
-    return shape
+        if isinstance(shape := np.shape(value), tuple):  # to write a value down takes longer than to look at it
+            return shape
+    raise explained(f"`{name}` must be an array of real numbers; got {line(value)}.", TypeError)
 
 
 def number(name: str, value: Any) -> None:
@@ -294,5 +293,6 @@ def shaped(name: str, value: Any, shape: tuple[int, ...], what: str) -> None:
 
 def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Tell whether an array of a shape can be broadcast to another."""
-    padded = (1,) * (len(to) - len(shape)) + shape
-    return len(padded) == len(to) and all(a in (1, b) for a, b in zip(padded, to))
+    with suppress(ValueError):
+        return np.broadcast_shapes(shape, to) == to
+    return False

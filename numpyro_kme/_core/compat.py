@@ -73,7 +73,7 @@ def loses_attributes(value: Any) -> bool:
     """Tell whether it is a distribution which JAX would take apart and put together without some of its attributes: a
     user's, that declares no `pytree_data_fields`. NumPyro never does so outside of `scan`."""
     known = fields(value)
-    return known is not None and any(name not in known and not hasattr(type(value), name) for name in vars(value))
+    return known is not None and not vars(value).keys() <= {*known, *dir(type(value))}
 
 
 def mask(fn: Distribution) -> np.ndarray | jax.Array:

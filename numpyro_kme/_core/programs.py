@@ -59,7 +59,7 @@ class Program:
         if getattr(jax.config, "jax_disable_jit", False):
             return self._function(*args)
         leaves, structure = jax.tree.flatten(args)
-        each = ((np.shape(leaf), str(jnp.result_type(leaf)), getattr(leaf, "sharding", None)) for leaf in leaves)
+        each = [(np.shape(leaf), str(jnp.result_type(leaf)), getattr(leaf, "sharding", None)) for leaf in leaves]
         kind = structure, jnp.result_type(float), getattr(jax.config, "jax_default_device", None), *each
         if kind not in self._compiled:
             self._compiled[kind] = self._compile(args, kind)
@@ -117,7 +117,7 @@ def pieces(flat: Any, shapes: Iterable[tuple[int, ...]]) -> list[Any]:
     shapes = list(shapes)
     ends = np.cumsum(list(map(prod, shapes)))[:-1].tolist()
     parts = (np if isinstance(flat, np.ndarray) else jnp).split(flat, ends, axis=-1)
-    return [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, shapes)]
+    return [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(parts, shapes)]
 
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

@@ -20,7 +20,7 @@ import scipy
 from jax.typing import ArrayLike
 from scipy import special
 
-from numpyro_kme._core import Array, checks, full_precision, numpy_rng, shown
+from numpyro_kme._core import Array, checks, full_precision, in_jax_types, numpy_function, numpy_rng, shown
 from numpyro_kme.kernels.base import Kernel, check_fields, namespace, register
 from numpyro_kme.kernels.gram import matvec, one_per_dimension, squared_distances, uniform_weights
 from numpyro_kme.kernels.stationary import Gaussian
@@ -241,14 +241,14 @@ class NormalMixture(Measure):
         within = namespace(self).tensordot(self.weights, self.covariances, axes=1)
         return mean, within + (centred * self.weights[:, None]).T @ centred
 
+    @numpy_function
     def sample(self, rng_key, n):
         """Independent draws."""
         checks.key(rng_key)
         rng = numpy_rng(rng_key)
-        weights, means, covariances = (np.asarray(a, np.float64) for a in (self.weights, self.means, self.covariances))
-        which = rng.choice(len(weights), n, p=weights / weights.sum())
+        which = rng.choice(len(self.weights), n, p=self.weights / self.weights.sum())
         noise = rng.standard_normal((n, self.dim))
-        return means[which] + np.einsum("nij,nj->ni", np.linalg.cholesky(covariances)[which], noise)
+        return self.means[which] + np.einsum("nij,nj->ni", np.linalg.cholesky(self.covariances)[which], noise)
 
     @full_precision
     def log_densities(self, points):
@@ -270,7 +270,7 @@ def Normal(mean: ArrayLike, covariance: ArrayLike, num_points: int = 2048) -> No
         covariance: `(D, D)`, positive definite.
         num_points: As of `NormalMixture`.
     """
-    mean, covariance = (a if isinstance(a, jax.Array) else np.asarray(a) for a in (mean, covariance))
+    mean, covariance = in_jax_types(mean), in_jax_types(covariance)
     shapes = mean.shape, covariance.shape
     fits = shapes == ((mean.size,), (mean.size, mean.size))
     checks.require(fits, f"`mean` and `covariance` must have shapes (D,) and (D, D); got {shapes[0]} and {shapes[1]}.")

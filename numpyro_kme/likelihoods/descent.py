@@ -1,11 +1,12 @@
 """Minimising functions of a small pytree: BFGS in a box, from curvatures that are known about."""
 
 from collections.abc import Callable
-from math import prod
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+
+from numpyro_kme._core import pieces
 
 ENOUGH = 0.2
 """Decrease of the value, in nats, below which the search ends, and of what the next step promises."""
@@ -93,6 +94,4 @@ def unravel(values: Any, like: Tree, axes: int = 0) -> Tree:
     structure: Any
     leaves, structure = jax.tree.flatten(like)
     shapes = [np.shape(leaf)[axes:] for leaf in leaves]
-    ends = np.cumsum([prod(shape) for shape in shapes])
-    pieces = (values[..., end - prod(shape) : end] for end, shape in zip(ends, shapes))
-    return structure.unflatten([piece.reshape((*values.shape[:axes], *shape)) for piece, shape in zip(pieces, shapes)])
+    return structure.unflatten(pieces(values, shapes))

@@ -63,7 +63,7 @@ class Region:
 
     def nearest(self, z: Any, xp: Any = jnp) -> Any:
         """`z~` for points `(..., D)`: itself in the box, and smoothly about the nearest point of the box outside."""
-        low, high = (xp.asarray(end).astype(z.dtype) for end in (self.low, self.high))
+        low, high = xp.stack([self.low, self.high]).astype(z.dtype)
         # beyond the box points are followed by no more than this fraction of its width
         inside, step = xp.clip(z, low, high), 0.02 * (high - low)
         return inside + step * xp.tanh((z - inside) / step)

@@ -211,7 +211,7 @@ def require_whole_calls(name: str, simulator: Simulator, site: Mapping[str, Any]
         known |= {axis for axis in range(-len(lead), 0) if lead[axis] > 1}
     batch = shape[: len(shape) - event]
     checks.require(
-        all(batch[axis] == 1 or axis in known for axis in range(-len(batch), 0)),
+        {axis for axis in range(-len(batch), 0) if batch[axis] != 1} <= known,
         f"A mask or `expand` at {name!r} makes the observation of shape {seen} count as shape {shape}. Masks leave out "
         "whole calls of a simulator under plates: for entries that were not observed write NaN in the observation.",
     )

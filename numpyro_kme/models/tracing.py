@@ -14,7 +14,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import at_once, checks, compat, fold_in, in_present_precision
+from numpyro_kme._core import at_once, checks, compat, data_of, fold_in, in_present_precision
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import called_back
 
@@ -154,12 +154,11 @@ def as_numpyro_does():
 def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, keys: Any = None) -> dict:
     """The trace of a model that is run inside handlers, the innermost first, and unseen by handlers around it.
 
-    Its sites have the keys of `keys_in_order`; of `jax.random.key(0)`, whose words are zero, where none are given.
+    Its sites have the keys of `keys_in_order`; of `jax.random.key(0)` where none are given.
     """
     if keys is None:
-        words = jax.eval_shape(lambda: random.key_data(random.key(0)))
         with at_once():
-            keys = keys_in_order(np.zeros(words.shape, words.dtype))
+            keys = keys_in_order(data_of(random.key(0)))
     wrapped: Messenger = KeysSplitBefore(model, keys)
     for messenger in inside:
         messenger.fn, wrapped = wrapped, messenger

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import door, numpy_rng, shown
+from numpyro_kme.kernels.base import take
 from numpyro_kme.samplers.importance import systematic, tempered
 
 JUMP = 0.3
@@ -136,9 +137,6 @@ class _Points(NamedTuple):
     def joined(cls, parts: list["_Points"]) -> "_Points":
         return cls(*map(np.concatenate, zip(*parts)))
 
-    def take(self, rows: np.ndarray) -> "_Points":
-        return _Points(*(part[rows] for part in self))
-
     def log_density(self, temperature):
         return self.log_start + temperature * self.log_weight
 
@@ -198,7 +196,7 @@ def temper(
             chosen = systematic(rng, weights, size)
             starts, log_evidence, num_temperatures = chosen[::MOVES], log_evidence + log_mean, num_temperatures + 1
             temperature = temperature if num_temperatures < MOST_TEMPERATURES else 1.0
-        proposal, points = ProposalDistribution.fit(population.u[chosen]), population.take(starts)
+        proposal, points = ProposalDistribution.fit(population.u[chosen]), take(population, starts)
         before, ancestors, enough = points.u, ancestors[starts], False
         kin = np.sum(np.bincount(ancestors) ** 2) / num_chains**2
         ancestors = np.tile(ancestors, MOVES)
@@ -235,4 +233,4 @@ def _move(rng: np.random.Generator, evaluate, proposal: ProposalDistribution, po
     with np.errstate(invalid="ignore"):  # infinity less infinity, where nothing moves
         log_ratio = log_ratio + proposed.log_density(temperature) - points.log_density(temperature)
     accepted = np.log1p(-rng.random(len(u))) < log_ratio
-    return _Points.joined([points, proposed]).take(np.arange(len(u)) + len(u) * accepted), accepted
+    return take(_Points.joined([points, proposed]), np.arange(len(u)) + len(u) * accepted), accepted

@@ -6,7 +6,7 @@ $P = B - B 1 1' B / 1' B 1$ and $B = (K + m \lambda I)^{-1}$.
 """
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import lgamma, log, pi
 from typing import Any, NamedTuple
 
@@ -72,18 +72,18 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> LearntBandwidths:
     others.
     """
     now, root = BEGIN, float(np.sqrt(z.shape[1]))
-    weights_of = cache(lambda beta, lam: held_out_weights(z, root * beta, lam))
+    weights_of = cache(partial(held_out_weights, z))
     kernels_of = lru_cache(1)(lambda eps, sensitivity: [_Kernels.of(block, eps, sensitivity) for block in blocks])
 
     def log_densities(at: Bandwidths) -> np.ndarray:
-        weights = weights_of(at.beta, at.lam)
+        weights = weights_of(root * at.beta, at.lam)
         return np.sum([kernels.log_density(weights) for kernels in kernels_of(at.eps, at.sensitivity)], axis=0)
 
     score = cache(lambda at: float(np.mean(log_densities(at))))
     for _ in range(SWEEPS):
         for name, values in CANDIDATES.items():
             now = _climb(now, name, values, score)
-    kernels, weights = kernels_of(now.eps, now.sensitivity), weights_of(now.beta, now.lam)
+    kernels, weights = kernels_of(now.eps, now.sensitivity), weights_of(root * now.beta, now.lam)
     gaps = [part.log_tails - part.log_mixture(weights) for part in kernels]
     tail_weights = np.array([mixing_proportion(gap, (PRIOR_COUNT, 0.0)) for gap in gaps])
     return LearntBandwidths(now._replace(beta=root * now.beta), log_densities(now), tail_weights)

@@ -128,7 +128,7 @@ class KernelMixture:
         own = self.matrix, self.intercept, self.softness, self.centres, self.factors, self.heavy_tailed_weights
         parts: list[Any] = [blocks, *map(xp.asarray, own)]
         if xp is np or number == 1:
-            return sum(of_block(*(part[i] for part in parts)) for i in range(number))
+            return sum(map(of_block, *parts))
         return jnp.sum(jax.vmap(of_block)(*parts), axis=0)
 
 

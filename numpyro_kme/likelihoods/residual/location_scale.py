@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import in_parallel, median_absolute_deviation
-from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Smoothness
@@ -262,9 +262,9 @@ def explained(at: Inputs, v: np.ndarray, smoothness: Smoothness) -> float:
     """Larger proportion of the variance that is explained, held out, of a residual `(m,)` and of the score of its log
     scale by a regression whose hyperparameters are given, and not learnt."""
     score = np.square(v) / (DEGREES + np.square(v))
-    fit = smoothness.regress(at, np.ones(len(v)), v)
-    fits = fit, fit.again((score - score.mean()) / score.std())
-    return 1.0 - min(float(np.mean(np.square(one.held_out.residual))) for one in fits)
+    fit = smoothness.regress(at, np.ones(len(v)), v).held_out
+    left = np.square([fit.residual, fit.again((score - score.mean()) / score.std()).residual])
+    return 1.0 - float(np.min(np.mean(left, axis=1)))
 
 
 MOST_TURNS = 8
@@ -304,7 +304,7 @@ def fit_statistics(
 
 def _fit_group(steps, transform, at, rows, x, start, group):
     """Hyperparameters of locations, functions of locations and of log scales, residuals and improvements."""
-    at, x, start = at.group(group), x[group], jax.tree.map(lambda leaf: leaf[group], start)
+    at, x, start = at.group(group), x[group], take(start, group)
     scale = ScaleFunction(at.dim, *x[:, rows].shape)
     location, _ = _in_turn(transform, at.coarse[rows], x[:, rows], start, scale, steps)
     scale.last = None  # of other simulations

@@ -77,7 +77,7 @@ class Ridge:
     @property
     def coefficients(self) -> np.ndarray:
         """Coefficients of the columns of the factor, `(..., r)`: predictions are `F @ coefficients`."""
-        return self._onto_columns(self.alpha)
+        return ((self.alpha * self.root)[..., None, :] @ self.scaled)[..., 0, :]
 
     def adjoint(
         self, of_residual: np.ndarray, of_variance: np.ndarray, last: np.ndarray
@@ -93,7 +93,8 @@ class Ridge:
             of the noise variances, `(...)`, and by the target, `(..., m)`.
         """
         half, inverse, coefficients = self.half, self.inverse_root, self.coefficients
-        of_target = self.again(of_residual * self.variance).alpha
+        back = self.again(of_residual * self.variance)
+        of_target, other = back.alpha, back.coefficients
         weights = (of_residual * self.alpha + of_variance) * np.square(self.variance)
         # for B = A^-1 diag(weights) A^-1: N^{1/2} B F P, F' B F and the trace of N B
         scaled, start = weights / np.square(self.root), half.shape[-1] - last.shape[-1]
@@ -104,16 +105,12 @@ class Ridge:
         columns *= scaled[..., None]
         columns -= half @ (middle[..., start:] @ onto)
         of_noise = scaled.sum(axis=-1) - np.linalg.trace(middle) - np.linalg.trace(inner)
-        other = self._onto_columns(of_target)
         solved = np.stack([of_target, self.alpha], axis=-1) * self.root[..., None]
         columns *= 2.0
         columns -= solved @ (np.stack([coefficients[..., start:], other[..., start:]], axis=-2) @ last)
         crossed = other[..., :, None] * coefficients[..., None, :]
         of_noise = of_noise - np.sum(solved[..., 0] * solved[..., 1], axis=-1)
         return columns, 2.0 * inner - crossed - crossed.mT, of_noise, of_target
-
-    def _onto_columns(self, values):
-        return ((values * self.root)[..., None, :] @ self.scaled)[..., 0, :]
 
 
 def inverse_root(matrix: np.ndarray) -> np.ndarray:

@@ -140,8 +140,7 @@ class Smoothness:
 
     def curvature(self, size: int) -> "Smoothness":
         """About the second derivatives of minus the log density of `size` simulations, and minus the log prior."""
-        numbers = Smoothness(1.0, 5.0, 3.0, 2.0 * size)
-        return jax.tree.map(lambda leaf, number: np.full(np.shape(leaf), number), self, numbers)
+        return Smoothness(*map(np.full_like, jax.tree.leaves(self), (1.0, 5.0, 3.0, 2.0 * size)))
 
     def penalty(self) -> tuple[np.ndarray, "Smoothness"]:
         """Minus the log prior, and its gradient.
@@ -216,10 +215,6 @@ class Regression:
     among: np.ndarray
     root: np.ndarray
     held_out: Ridge
-
-    def again(self, target: np.ndarray) -> "Regression":
-        """Regress other targets, `(..., m)`: nothing is factorised."""
-        return replace(self, held_out=self.held_out.again(target))
 
     def gradient(self, of_residual: np.ndarray, of_variance: np.ndarray) -> tuple[Smoothness, np.ndarray]:
         """Derivatives by hyperparameters and targets, `(..., m)`, from those by held-out residuals and variances."""

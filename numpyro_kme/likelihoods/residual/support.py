@@ -14,6 +14,7 @@ transformation is then one of the noise. Of the statistic it would move outliers
 """
 
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -120,10 +121,10 @@ def _best_line(at: Inputs, rows: np.ndarray, s: np.ndarray) -> _Line:
     """The line that is worth it, of none, the bounds of a statistic and one in its middle."""
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
     normal, uniform = np.split(np.arange(1, columns.shape[1]), 2)
-    kinds = [(np.append(0, some), side) for some in (normal, uniform) for side in (1.0, -1.0)]
-    lines = [*(_bound(at, columns, s, rows, *kind) for kind in kinds), _middle(at, columns, s, rows)]
+    sides = [(np.append(0, some), side) for some in (normal, uniform) for side in (1.0, -1.0)]
+    lines = [_bound(at, columns, s, rows, some, side) for some, side in sides]
     none = _Line(np.zeros(columns.shape[1]), 1.0, 0.0, s, _score(at, s, rows))
-    return max([none, *filter(None, lines)], key=lambda line: line.score)
+    return max(filter(None, [none, *lines, _middle(at, columns, s, rows)]), key=attrgetter("score"))
 
 
 def _line(at, rows, coefficients, width, side, gaps, worth):

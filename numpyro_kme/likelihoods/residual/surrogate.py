@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import Array, checks, in_present_precision, numpy_function
-from numpyro_kme.kernels.base import register
+from numpyro_kme._core import Array, checks, in_present_precision, numpy_function, to_host
+from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
 from numpyro_kme.likelihoods.residual.decorrelation import TriangularMap
@@ -145,7 +145,7 @@ class ResidualSurrogate(Surrogate):
     @cached_property
     def brief(self) -> "ResidualSurrogate":
         """Implement `LikelihoodAt.brief`: with the density in float32."""
-        return replace(self, density=jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), self.density))
+        return replace(self, density=to_host(self.density, np.float32))
 
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """Implement `Surrogate.within`: the integral of the density over the intervals."""
@@ -183,7 +183,7 @@ class ResidualSurrogate(Surrogate):
             improvements={**known, **learnt.improvements},
             residuals=residuals,
             unmoved=unmoved,
-            location=jax.tree.map(lambda leaf: leaf[chosen], self.location),
+            location=take(self.location, chosen),
         )
 
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -209,7 +209,7 @@ class ResidualSurrogate(Surrogate):
         changes = np.std(np.split(functions(np.asarray(self.simulated)[:300], np), 2, axis=1)[1], axis=0) > 0.1
         explained = -np.expm1(-2.0 * np.maximum(np.asarray(self.improvements["location"]), 0.0))
         ends = dict.fromkeys((f"{explained.min():.0%}", f"{explained.max():.0%}"))
-        gained = (f"{part} {round(float(np.sum(nats)), 2) + 0.0:.2f}" for part, nats in self.improvements.items())
+        gained = [f"{part} {round(float(np.sum(nats)), 2) + 0.0:.2f}" for part, nats in self.improvements.items()]
         before = np.zeros(len(changes)) if curves is None else np.any(np.split(curves.linear, 2), axis=(0, 2))
         mixed = (
             f"each by itself, a product of their densities, in a mixture with weight {float(density.proportion):.0%}"
