@@ -121,7 +121,7 @@ def _dataset(group: Group, sample_dims, coords, dims, attributes):
             f"`{name}` has shape {array.shape}; it needs the leading dimensions {sample_dims} and the event dimensions "
             f"{named or '(any)'}. Pass `dims` with one name for each event dimension.",
         )
-        names = (*sample_dims, *(named or (f"{name}_dim_{i}" for i in range(event))))
+        names = (*sample_dims, *(named or [f"{name}_dim_{i}" for i in range(event)]))
         variables[name] = (names, array)
         for dim, size in zip(names, array.shape):
             used[dim] = coords.get(dim, np.arange(size))

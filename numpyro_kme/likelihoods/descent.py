@@ -84,9 +84,8 @@ def _updated(inverse, step, turned):
 
 def ravel(tree: Any, axes: int = 0) -> np.ndarray:
     """All numbers of a pytree as one float64 vector, or, after so many leading axes, vectors."""
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
-    rows = [leaf.reshape(*leaf.shape[:axes], -1) for leaf in leaves]
-    return np.concatenate(rows, axis=axes) if rows else np.zeros(0)  # a kernel without numbers
+    rows = [np.reshape(leaf, (*np.shape(leaf)[:axes], -1)) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(rows, axis=axes, dtype=np.float64) if rows else np.zeros(0)  # a kernel without numbers
 
 
 def unravel(values: Any, like: Tree, axes: int = 0) -> Tree:

@@ -84,9 +84,8 @@ def learn(z: np.ndarray, blocks: list[np.ndarray]) -> LearntBandwidths:
         for name, values in CANDIDATES.items():
             now = _climb(now, name, values, score)
     kernels, weights = kernels_of(now.eps, now.sensitivity), weights_of(root * now.beta, now.lam)
-    gaps = [part.log_tails - part.log_mixture(weights) for part in kernels]
-    tail_weights = np.array([mixing_proportion(gap, (PRIOR_COUNT, 0.0)) for gap in gaps])
-    return LearntBandwidths(now._replace(beta=root * now.beta), log_densities(now), tail_weights)
+    tails = [mixing_proportion(part.log_tails - part.log_mixture(weights), (PRIOR_COUNT, 0.0)) for part in kernels]
+    return LearntBandwidths(now._replace(beta=root * now.beta), log_densities(now), np.array(tails))
 
 
 def _climb(now: Bandwidths, name: str, values: tuple, score: Callable[[Bandwidths], float]) -> Bandwidths:

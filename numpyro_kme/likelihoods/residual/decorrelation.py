@@ -133,7 +133,7 @@ def fit_curves(
         return None
     inputs = np.concatenate([z, soft_clip(u)], axis=1)
     known = np.arange(dim + n) < dim + np.arange(n)[:, None]
-    at = Inputs(inputs, Inputs.pivoted(inputs[rows], MOST).inducing_points)
+    at = Inputs.pivoted(inputs, MOST, rows)
     centre, spread = v.mean(axis=0), v.std(axis=0)
     targets = ((v - centre) / np.where(spread > 0.0, spread, 1.0)).T
     guess = Smoothness.start(at.dim, linear=0.1 / np.sqrt(at.dim), length=1.0)

@@ -127,7 +127,7 @@ class ResidualKernelMeans(Form):
     def _fit(self, z, x, before: ResidualSurrogate | None = None):
         rows, first, transform = self.rows(z), Repeats.of(z).first, StatisticsTransform.fit(x)
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
-        at = Inputs(z, Inputs.pivoted(z[rows], most).inducing_points)
+        at = Inputs.pivoted(z, most, rows)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
         support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
         scores = np.arcsinh(bounded)
@@ -162,7 +162,7 @@ class ResidualKernelMeans(Form):
             standardisation,
             learnt.decorrelation,
             learnt.density,
-            np.stack([np.asarray(transform.forward(end)) for end in (x.min(axis=0), x.max(axis=0))]),
+            np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)]))),
             {**dict(zip(("location", "scale"), gained)), **learnt.improvements},
             residuals,
             still,

@@ -65,9 +65,10 @@ class Inputs:
         return features(self.z)
 
     @classmethod
-    def pivoted(cls, z: np.ndarray, most: int) -> "Inputs":
-        """At most so many inducing points, those that explain the other coordinates best: the first pivots."""
-        return cls(z, z[blocked(gaussian_gram(z, z, SPACING**2 * z.shape[1]), EXPLAINED, most)[1]])
+    def pivoted(cls, z: np.ndarray, most: int, rows: Any = slice(None)) -> "Inputs":
+        """At most so many inducing points, of some rows those that explain the others best: the first pivots."""
+        some = z[rows]
+        return cls(z, some[blocked(gaussian_gram(some, some, SPACING**2 * z.shape[1]), EXPLAINED, most)[1]])
 
     def __getitem__(self, rows: np.ndarray) -> "Inputs":
         """Some of the simulations, with all inducing points."""

@@ -120,9 +120,8 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
 def _best_line(at: Inputs, rows: np.ndarray, s: np.ndarray) -> _Line:
     """The line that is worth it, of none, the bounds of a statistic and one in its middle."""
     columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
-    normal, uniform = np.split(np.arange(1, columns.shape[1]), 2)
-    sides = [(np.append(0, some), side) for some in (normal, uniform) for side in (1.0, -1.0)]
-    lines = [_bound(at, columns, s, rows, some, side) for some, side in sides]
+    kinds = np.split(np.arange(1, columns.shape[1]), 2)  # normal, uniform
+    lines = [_bound(at, columns, s, rows, np.append(0, some), side) for some in kinds for side in (1.0, -1.0)]
     none = _Line(np.zeros(columns.shape[1]), 1.0, 0.0, s, _score(at, s, rows))
     return max(filter(None, [none, *lines, _middle(at, columns, s, rows)]), key=attrgetter("score"))
 
