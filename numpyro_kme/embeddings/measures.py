@@ -270,11 +270,11 @@ def Normal(mean: ArrayLike, covariance: ArrayLike, num_points: int = 2048) -> No
         covariance: `(D, D)`, positive definite.
         num_points: As of `NormalMixture`.
     """
-    mean, covariance = in_jax_types(mean), in_jax_types(covariance)
-    shapes = mean.shape, covariance.shape
-    fits = shapes == ((mean.size,), (mean.size, mean.size))
+    middle, matrix = in_jax_types(mean), in_jax_types(covariance)
+    shapes = np.shape(middle), np.shape(matrix)
+    fits = np.ndim(middle) == 1 and shapes[1] == shapes[0] * 2
     checks.require(fits, f"`mean` and `covariance` must have shapes (D,) and (D, D); got {shapes[0]} and {shapes[1]}.")
-    return NormalMixture(np.ones(1, mean.dtype), mean[None], covariance[None], num_points)
+    return NormalMixture(np.ones(1, middle.dtype), middle[None], matrix[None], num_points)
 
 
 def standard_normal(dim: int) -> NormalMixture:
