@@ -58,7 +58,7 @@ class SiteRun:
 
     def all(self) -> Self:
         """Run what is not in the store, and what failed again."""
-        rows = self._not_in_store()
+        rows = np.arange(len(self.x)) if self.store is None else self._not_in_store()
         try:
             for attempt in range(self.plan.retries + 1):
                 keys = self.keys if attempt == 0 else fold_in(self.keys, attempt)
@@ -72,17 +72,16 @@ class SiteRun:
     def _not_in_store(self) -> np.ndarray:
         """Take what the store has; numbers of the simulations that remain."""
         pending = np.ones(len(self.x), bool)
-        path, parts = ("", []) if self.store is None else (self.store.path, self.store.parts())
-        for part in parts:
+        for part in self.store.parts():
             own = part.rows < len(self.x)
             if part.site == self.site and own.any():
                 rows = part.rows[own]
                 stored, asked = part.arguments[own], self.arguments[rows]
                 checks.require(  # on another machine last digits may differ
                     stored.shape == asked.shape and np.allclose(stored, asked, rtol=1e-5, equal_nan=True),
-                    f"The store {path} holds simulations at other parameters of site {self.site!r}: its first is at "
-                    f"{stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other data? Give "
-                    "another path.",
+                    f"The store {self.store.path} holds simulations at other parameters of site {self.site!r}: its "
+                    f"first is at {stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other "
+                    "data? Give another path.",
                     StoreError,
                 )
                 self.x[rows], pending[rows] = part.x[own], False
