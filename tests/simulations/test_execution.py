@@ -550,7 +550,7 @@ def test_programs_take_their_parameters_as_arguments_and_leave_what_they_like():
     table = Command((sys.executable, "-S", "-c", csv), output="found.csv", read=as_table)
     np.testing.assert_array_equal(table(rng, *theta), [1.5, 2.5])
     for command, sentence in [
-        (replace(printed, arguments=("echo", "{params[3]}")), r"has {params\[3\]}, but a simulation has 3 numbers"),
+        (replace(printed, arguments=("echo", "{params[3]}")), r"has {params\[3\]}; with 3 parameters"),
         (replace(table, output="output.txt"), r"ended with 0 and left no output.txt \(other files: found.csv\)"),
         (replace(table, read=Command(("ls",)).read), r"in found.csv cannot be read: .* It begins: 't,x"),
         (replace(printed, arguments=("true",)), "printed nothing"),
