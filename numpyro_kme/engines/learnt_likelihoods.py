@@ -17,9 +17,8 @@ from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, emit
 from numpyro_kme.engines.posterior import arviz_groups, sites_at
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.descent import ravel
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood, with_halves
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, default_form, fit_likelihood, with_halves
 from numpyro_kme.likelihoods.posterior import learn_normal
-from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import StandardErrors
@@ -241,7 +240,7 @@ class LearntLikelihoods(Recomputed):
 
 def training(
     engine: Any, rng_key: jax.Array, problem: Problem, site: str, simulations: Simulations
-) -> tuple[np.ndarray, np.ndarray, Form | None, dict[str, Any]]:
+) -> tuple[np.ndarray, np.ndarray, Form, dict[str, Any]]:
     """Arguments `(r, p)` and outputs `(r, *event)` of the single calls that a site's likelihood is learnt from, its
     form, and what was observed, with names: along plates there are many observations.
 
@@ -251,12 +250,11 @@ def training(
     """
     found, number = problem.simulators[site], len(simulations)
     simulator = found.simulator
-    form = engine.form_at(site, found)
-    most = (ResidualKernelMeans if form is None else form).most_calls
     arguments, x = found.rows(np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site]))
-    chosen = some_calls(rng_key, number, len(arguments) // number, most)
+    form = engine.form_at(site, found) or default_form(x.reshape(-1, *simulator.event_shape))
+    chosen = some_calls(rng_key, number, len(arguments) // number, form.most_calls)
     arguments, draws = arguments[chosen], x.reshape(len(x), -1, *simulator.event_shape)[chosen]
-    used = int(np.clip(most // len(draws), 1, draws.shape[1]))
+    used = int(np.clip(form.most_calls // len(draws), 1, draws.shape[1]))
     theta, x = np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *simulator.event_shape)
     whole = found.mask.size == 1 and (simulator.ragged or not (found.weighted or found.missing))
     observed = np.reshape(problem.observations[site], simulator.event_shape) if whole else None

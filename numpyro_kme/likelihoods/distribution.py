@@ -27,6 +27,7 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.likelihoods.success import Success
 from numpyro_kme.likelihoods.transformed import Recorded
+from numpyro_kme.likelihoods.trials.form import Entries, KernelExponentialFamily
 from numpyro_kme.models.coordinates import Coordinates
 
 
@@ -200,9 +201,16 @@ def with_halves(
     return replace(fitted, others=(*found, *fitted.others), shares=(*shares, *fitted.shares))
 
 
+def default_form(x: np.ndarray) -> Form:
+    """The form of the likelihood of outputs `(m, *event)` where none is asked for."""
+    if len(x) < MIN_SIMULATIONS:
+        return KernelMeans()
+    return KernelExponentialFamily() if Entries.of(x.reshape(len(x), -1)).trials else ResidualKernelMeans()
+
+
 def _as_read(form: Form | None, coordinates: Coordinates, x: np.ndarray, y: Any) -> tuple[Form, Any, Any]:
     """A form of the likelihood, and outputs and the observation as it reads them."""
-    form = form or (ResidualKernelMeans() if len(x) >= MIN_SIMULATIONS else KernelMeans())
+    form = form or default_form(x)
     form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
     point = None if y is None else take(form.points(np.asarray(in_jax_types(y))[None]), 0)
     return form, form.points(x), point

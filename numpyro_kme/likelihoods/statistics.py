@@ -159,20 +159,23 @@ def log_cosh(v: Any, xp: Any = jnp) -> Any:
     return xp.logaddexp(v, -v) - np.log(2.0)
 
 
+def is_lattice(values: np.ndarray) -> bool:
+    """Tell whether ascending values, as of counts and proportions, are whole multiples of their smallest gap."""
+    if len(values) < 2:
+        return False
+    whole = (values - values[0]) / np.diff(values).min()
+    return bool(whole[-1] < 1e9 and np.max(np.abs(whole - np.round(whole))) < 1e-3)  # of float32, too
+
+
 def jitter_width(column: np.ndarray) -> np.ndarray:
     """Width over which each of the values `(m,)` is jittered: the lattice's step, a little for other atoms, or 0.
 
-    A lattice, as of counts and proportions, is recognised by values that repeat and are whole multiples of their
-    smallest gap. A value that more than 2 % of the simulations have in common, off a lattice, is an atom of a
-    distribution that is continuous elsewhere. It has no density; it gets the width of a twentieth of the middle half of
-    the other values.
+    A value that more than 2 % of the simulations have in common, off a lattice, is an atom of a distribution that is
+    continuous elsewhere. It has no density; it gets the width of a twentieth of the middle half of the other values.
     """
     values, which, counts = np.unique(column, return_inverse=True, return_counts=True)
-    if 1 < len(values) < len(column):
-        step = np.diff(values).min()
-        whole = (values - values[0]) / step
-        if whole[-1] < 1e9 and np.max(np.abs(whole - np.round(whole))) < 1e-6 * max(1.0, whole[-1] * 1e-6):
-            return np.full(len(column), step)
+    if len(values) < len(column) and is_lattice(values):
+        return np.full(len(column), np.diff(values).min())
     atoms = (counts > 1) & (counts > 0.02 * len(column))
     rest = column[~atoms[which]]
     middle = np.subtract(*np.quantile(rest, [0.75, 0.25])) if len(rest) > 3 else np.ptp(values)

@@ -5,6 +5,15 @@ module has `model(x=None)`, whose simulator site is `x`; `PARAMETERS`, their nam
 source prints them.
 """
 
-__all__ = ["bernoulli_glm", "blowfly", "boarding_school", "exponential_gamma", "fluctuation", "g_and_k"]
-__all__ += ["gaussian_linear", "gaussian_mixture", "lotka_volterra", "lynx_hare", "predator_prey", "sir", "slcp"]
+__all__ = ["bernoulli_glm", "blowfly", "boarding_school", "drift_diffusion", "exponential_gamma", "fluctuation"]
+__all__ += [
+    "g_and_k",
+    "gaussian_linear",
+    "gaussian_mixture",
+    "lotka_volterra",
+    "lynx_hare",
+    "predator_prey",
+    "sir",
+    "slcp",
+]
 __all__ += ["smallpox", "toggle_switch", "tuberculosis", "two_moons"]

@@ -16,6 +16,7 @@ import numpyro_kme as kme
 from numpyro_kme import simulators
 from numpyro_kme.simulators import (
     bernoulli_glm,
+    drift_diffusion,
     exponential_gamma,
     g_and_k,
     gaussian_linear,
@@ -73,6 +74,12 @@ PRIORS = {
     "blowfly": [scipy.stats.norm(m, s) for m, s in ((2, 2), (-1.5, 0.5), (6, 0.5), (-1, 1), (-1, 1))]
     + [scipy.stats.norm(np.log(15), np.log(5))],
     "boarding_school": [scipy.stats.lognorm(0.5, scale=m) for m in (1.5, 0.5)],
+    "drift_diffusion": [
+        scipy.stats.norm(0.0, 1.5),
+        scipy.stats.lognorm(0.3, scale=np.exp(0.3)),
+        scipy.stats.uniform(0.3, 0.4),
+        scipy.stats.uniform(0.1, 0.3),
+    ],
     "exponential_gamma": [scipy.stats.gamma(2.0, scale=2.0)],
     "fluctuation": [scipy.stats.norm(0.0, 1.5)],
     "g_and_k": [scipy.stats.uniform(0.0, 10.0)] * 4,
@@ -136,6 +143,27 @@ def test_exponential_gamma_moments_and_posterior():
     unnormalised = grid * np.exp(-0.5 * grid) * grid**15 * np.exp(-15 * 0.3 * grid)
     density = unnormalised / np.trapezoid(unnormalised, grid)
     np.testing.assert_allclose(exponential_gamma.exact_posterior(0.3).pdf(grid), density, atol=1e-6)
+
+
+@pytest.mark.parametrize("params", [(0.8, 1.4, 0.45, 0.25), (-1.7, 0.7, 0.6, 0.1), (0.0, 2.2, 0.35, 0.3)])
+def test_drift_diffusion_has_its_density(params):
+    """By quadrature, over time; the choice probability and the mean time by closed forms too."""
+    drift, boundary, start, delay = params
+    times = delay + np.linspace(0.0, np.sqrt(60.0), 6_001)[1:] ** 2
+    trials = np.stack(np.broadcast_arrays(np.array([[0.0], [1.0]]), times), axis=-1).astype(np.float32)
+    density = np.exp(drift_diffusion.log_density(trials, *(jnp.full(trials.shape[:2], p) for p in params)))
+    shares, means = scipy.integrate.trapezoid([density, density * times], times, axis=-1)
+    upper, passage = start, boundary**2 * start * (1.0 - start)
+    if drift:
+        upper = np.expm1(-2.0 * drift * boundary * start) / np.expm1(-2.0 * drift * boundary)
+        passage = boundary * (upper - start) / drift
+    np.testing.assert_allclose(shares, [1.0 - upper, upper], atol=1e-4)
+    np.testing.assert_allclose(means.sum(), delay + passage, rtol=1e-3)
+    draws = drawn(drift_diffusion.trial, 4_000, *params)
+    assert_has_mean(draws[:, 0], upper)
+    for choice in (0, 1):
+        assert_has_mean(draws[draws[:, 0] == choice, 1], means[choice] / shares[choice])
+    assert draws[:, 1].min() > delay and np.isneginf(drift_diffusion.log_density(np.array([1.0, 0.9 * delay]), *params))
 
 
 def test_normals_have_their_moments():

@@ -126,26 +126,13 @@ class ResidualKernelMeans(Form):
     @numpy_function
     def _fit(self, z, x, before: ResidualSurrogate | None = None):
         rows, first, transform = self.rows(z), Repeats.of(z).first, StatisticsTransform.fit(x)
-        most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
-        at = Inputs.pivoted(z, most, rows)
-        standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
-        support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
-        scores = np.arcsinh(bounded)
-        low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
-        clipped = np.sinh(np.clip(scores, low - REACH, high + REACH))
-        if before is None:
-            zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
-            starts, _ = start_locations(at.coarse[rows], clipped[rows].T, zero)
-        else:
-            starts = before.location
-        location, functions, residuals, gained = fit_statistics(self.steps, at, rows, clipped.T, starts)
-        v = location.transformed(clipped.T)
-        marginals = MarginalTransform(location.centre, np.exp(location.log_width), v.mean(axis=1), v.std(axis=1))
-        standardisation = Standardisation(support, marginals, functions)
+        found = self.standardised(z, x, transform, before and before.location)
+        location, standardisation, standard, residuals, gained = found
         information = standardisation.information(standard[first[:300]], z[first[:300]])
-        statistics = np.asarray(marginals(bounded, np))
+        statistics = np.asarray(standardisation.marginals(standardisation.support(standard, z, np)[0], np))
         if before is None:
-            learnt, still = self.dependence(z, residuals, np.zeros(len(v), bool)), np.zeros(len(v), bool)
+            still = np.zeros(residuals.shape[1], bool)
+            learnt = self.dependence(z, residuals, still)
             other = self._as_they_are(z, statistics, residuals, gained.sum(axis=0), learnt)
             still, residuals, learnt = other or (still, residuals, learnt)
         else:
@@ -154,7 +141,7 @@ class ResidualKernelMeans(Form):
             learnt = self._embedded(z, kept(residuals, z, np)[0], rows, kept, -np.asarray(kept.log_scale))
         if still.any():
             matrix, gained = np.diag(np.tile(~still, 2).astype(float)), np.where(still, 0.0, gained)
-            standardisation = replace(standardisation, functions=functions.combined(matrix))
+            standardisation = replace(standardisation, functions=standardisation.functions.combined(matrix))
         return ResidualSurrogate(
             transform,
             Region.of(z, information.sum(axis=0)),
@@ -170,6 +157,30 @@ class ResidualKernelMeans(Form):
             location,
             self,
         )
+
+    def standardised(self, z: np.ndarray, x: np.ndarray, transform: StatisticsTransform, starts: Any = None):
+        """Learn bounds, transformations, locations and scales of statistics.
+
+        Returns:
+            Hyperparameters of the locations, from which another fit can start, the map to residuals, statistics in
+            robust standard deviations, held-out residuals, `(m, n)` both, and what location and scale add to the
+            held-out log score, `(2, n)`.
+        """
+        rows, first = self.rows(z), Repeats.of(z).first
+        most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
+        at = Inputs.pivoted(z, most, rows)
+        standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
+        support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
+        scores = np.arcsinh(bounded)
+        low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
+        clipped = np.sinh(np.clip(scores, low - REACH, high + REACH))
+        if starts is None:
+            zero = np.where(support.side, np.inf, -np.asarray(transform.centre) / transform.scale)
+            starts, _ = start_locations(at.coarse[rows], clipped[rows].T, zero)
+        location, functions, residuals, gained = fit_statistics(self.steps, at, rows, clipped.T, starts)
+        v = location.transformed(clipped.T)
+        marginals = MarginalTransform(location.centre, np.exp(location.log_width), v.mean(axis=1), v.std(axis=1))
+        return location, Standardisation(support, marginals, functions), standard, residuals, gained
 
     def _as_they_are(self, z, statistics, residuals, gained, learnt: "Dependence"):
         """Find the statistics that are embedded without location and scale, their residuals then, and how these depend

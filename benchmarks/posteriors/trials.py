@@ -1,0 +1,214 @@
+"""KELFI on trials, choices, counts and reaction times, beside NUTS on the exact density.
+
+    python -m benchmarks trials [--cases NAME ...] [--keys 4]
+
+Each key has a data set of its own, drawn from the prior. Errors of means are in exact posterior standard deviations;
+"drift diffusion" uses 100,000 trials in all, and "negative binomial or zero-inflated" compares the evidence of two
+models with 1,000 data sets of each. Takes an hour.
+"""
+
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
+from numpyro.infer import MCMC, NUTS
+
+import numpyro_kme as kme
+from benchmarks.helpers import report
+from numpyro_kme.simulators import drift_diffusion
+
+
+class Case(NamedTuple):
+    """Priors of the parameters, the exact distribution of a trial, how many there are, and simulations."""
+
+    priors: dict[str, Any]
+    law: Any
+    trials: int
+    simulations: int = 300
+
+
+class FirstPassage(dist.Distribution):
+    """Trials of a drift diffusion."""
+
+    support = dist.constraints.real_vector
+
+    def __init__(self, *params):
+        self.params = params
+        super().__init__(jnp.shape(params[0]), (2,))
+
+    def sample(self, key, sample_shape=()):
+        return drift_diffusion.trial(key, *self.params)
+
+    def log_prob(self, value):
+        return drift_diffusion.log_density(value, *self.params)
+
+
+class ZeroInflated(dist.Distribution):
+    """A number that is 0 with a probability, and log-normal elsewhere."""
+
+    support = dist.constraints.nonnegative
+
+    def __init__(self, logit, mean):
+        self.logit, self.positive = logit, dist.LogNormal(mean, 0.5)
+        super().__init__(jnp.shape(logit))
+
+    def sample(self, key, sample_shape=()):
+        zero_key, own_key = jax.random.split(key)
+        return jnp.where(jax.random.bernoulli(zero_key, jax.nn.sigmoid(self.logit)), 0.0, self.positive.sample(own_key))
+
+    def log_prob(self, value):
+        log_positive = jax.nn.log_sigmoid(-self.logit) + self.positive.log_prob(jnp.where(value > 0.0, value, 1.0))
+        return jnp.where(value > 0.0, log_positive, jax.nn.log_sigmoid(self.logit))
+
+
+class Race(dist.Distribution):
+    """The first of two exponential clocks with a delay, `[which, time]`; an omission, `[2, -1]`, after the deadline."""
+
+    support, deadline, delay = dist.constraints.real_vector, 1.5, 0.2
+
+    def __init__(self, first, second):
+        self.rates = jnp.exp(jnp.stack([first, second]))
+        super().__init__((), (2,))
+
+    def sample(self, key, sample_shape=()):
+        times = self.delay + jax.random.exponential(key, (2,)) / self.rates
+        trial = jnp.stack([jnp.argmin(times).astype(times.dtype), times.min()])
+        return jnp.where(times.min() < self.deadline, trial, jnp.array([2.0, -1.0]))
+
+    def log_prob(self, value):
+        choice, total = value[..., 0].astype(int), self.rates.sum()
+        answered = jnp.log(self.rates[jnp.minimum(choice, 1)]) - total * (value[..., 1] - self.delay)
+        return jnp.where(choice == 2, -total * (self.deadline - self.delay), answered)
+
+
+NORMAL = dist.Normal(0.0, 1.0)
+KINDS = dist.Normal(0.0, 1.5).expand([3]).to_event(1)
+CASES = {
+    "drift diffusion": Case(
+        {
+            "drift": dist.Normal(0.0, 1.5),
+            "boundary": dist.LogNormal(0.3, 0.3),
+            "start": dist.Uniform(0.3, 0.7),
+            "non_decision": dist.Uniform(0.1, 0.4),
+        },
+        FirstPassage,
+        150,
+        667,
+    ),
+    "yes or no": Case({"t": dist.Normal(0.0, 1.5)}, lambda t: dist.Bernoulli(logits=t), 50, 2000),
+    "four kinds": Case({"t": KINDS}, lambda t: dist.Categorical(logits=jnp.append(0.0, t)), 50, 5000),
+    "race with omissions": Case({"a": NORMAL, "b": NORMAL}, Race, 25, 2500),
+    "ordinal": Case({"t": NORMAL}, lambda t: dist.OrderedLogistic(2.0 * t, jnp.array([-1.0, 0.0, 1.5])), 50),
+    "zero-inflated log-normal": Case({"p": NORMAL, "mean": NORMAL}, ZeroInflated, 100),
+}
+for number in (20, 100, 500):
+    CASES |= {
+        f"binomial, {number}": Case({"t": NORMAL}, lambda t: dist.Binomial(20, logits=t), number),
+        f"Poisson, {number}": Case({"t": dist.Normal(1.0, 0.7)}, lambda t: dist.Poisson(jnp.exp(t)), number),
+        f"geometric, {number}": Case({"t": NORMAL}, lambda t: dist.Geometric(logits=t), number),
+    }
+COUNTS = {
+    "negative binomial": lambda m, r: dist.NegativeBinomial2(jnp.exp(m), jnp.exp(r)),
+    "zero-inflated": lambda m, r: dist.ZeroInflatedPoisson(jax.nn.sigmoid(r), rate=jnp.exp(m)),
+}
+COUNTED = {name: Case({"m": dist.Normal(1.0, 0.5), "r": NORMAL}, law, 120, 1000) for name, law in COUNTS.items()}
+
+
+def learnt(case):
+    """The model with a simulator."""
+
+    def model(x=None):
+        params = [numpyro.sample(name, prior) for name, prior in case.priors.items()]
+        dims = tuple(len(prior.event_shape) for prior in case.priors.values())
+        with numpyro.plate("trials", case.trials):
+            call = lambda key, *given: case.law(*given).sample(key)  # noqa: E731
+            numpyro.sample("x", kme.Simulator(call, *params, event_dims=dims), obs=x)
+
+    return model
+
+
+def exact(case):
+    """The model with the exact density."""
+
+    def model(x):
+        params = [numpyro.sample(name, prior) for name, prior in case.priors.items()]
+        numpyro.factor("x", jnp.sum(case.law(*params).log_prob(x)))
+
+    return model
+
+
+def data(case, key):
+    own, *keys = jax.random.split(jax.random.key(1000 + key), 1 + len(case.priors))
+    params = [prior.sample(k) for prior, k in zip(case.priors.values(), keys)]
+    return np.asarray(jax.vmap(lambda k: case.law(*params).sample(k))(jax.random.split(own, case.trials)))
+
+
+def columns(samples, case):
+    return np.concatenate([np.asarray(samples[name]).reshape(len(samples[name]), -1) for name in case.priors], axis=1)
+
+
+def run(case, key, x):
+    engine = kme.KELFI(learnt(case), case.simulations, progress_bar=False)
+    begun = time.perf_counter()
+    engine.run(jax.random.key(key), x=x)
+    return engine, time.perf_counter() - begun
+
+
+def measured(name, key):
+    """Errors of means and ratios of standard deviations of one run, what it stated, and seconds."""
+    case = CASES[name]
+    x = data(case, key)
+    engine, seconds = run(case, key, x)
+    start = numpyro.infer.init_to_value(values=jax.tree.map(lambda v: np.median(v, axis=0), engine.get_samples()))
+    chain = MCMC(NUTS(exact(case), init_strategy=start), num_warmup=500, num_samples=4000, progress_bar=False)
+    chain.run(jax.random.key(key), x)
+    found, true = columns(engine.get_samples(), case), columns(chain.get_samples(), case)
+    stated = engine.posterior.errors.of_moments(found.astype(np.float64))[0]
+    sd = true.std(axis=0)
+    error = (found.mean(axis=0) - true.mean(axis=0)) / sd
+    return {"mean": error, "ratio": found.std(axis=0) / sd, "stated": stated / sd, "seconds": seconds}
+
+
+def log_likelihood(case, x, params):
+    return jnp.sum(case.law(*params).log_prob(x))
+
+
+def evidence(of, key):
+    """The error of the log Bayes factor of two models of counts, which are exact by sums over prior draws."""
+    case = list(COUNTED.values())[key % 2]
+    x, logs, sums, seconds = data(case, key), [], [], 0.0
+    for other in COUNTED.values():
+        engine, own = run(other, key, x)
+        seconds += own
+        logs.append(engine.posterior.log_marginal_likelihood)
+        draws = {name: p.sample(jax.random.key(i), (100_000,)) for i, (name, p) in enumerate(other.priors.items())}
+        total = partial(log_likelihood, other, x)
+        sums.append(float(logsumexp(jax.lax.map(total, tuple(draws.values()), batch_size=2000))))
+    return {"error": logs[0] - logs[1] - (sums[0] - sums[1]), "exact": sums[0] - sums[1], "seconds": seconds}
+
+
+def main(rows, cases=(), keys=4):
+    cases = tuple(cases) or tuple(CASES)
+    rows.fill(measured, name=cases, key=range(keys))
+    lines = []
+    for case in cases:
+        own = rows.of(name=case)
+        mean, ratio, stated = (np.abs(np.array([row[part] for row in own])) for part in ("mean", "ratio", "stated"))
+        error, shares = mean.max(axis=1), np.mean(mean < 2.0 * stated)
+        row = [float(np.median(error)), float(error.max()), f"{ratio.min():.2f} to {ratio.max():.2f}", f"{shares:.0%}"]
+        lines.append([case, *row, float(np.median([row["seconds"] for row in own]))])
+    header = ["trials", "largest error of a mean, sd", "worst run", "sd ratios", "within twice the stated", "seconds"]
+    sections = [(f"{keys} data sets each", report.table(header, lines))]
+    if cases == tuple(CASES):
+        found = rows.fill(evidence, of=["negative binomial or zero-inflated"], key=range(20))
+        rms = float(np.sqrt(np.mean(np.square([row["error"] for row in found]))))
+        seconds = float(np.median([row["seconds"] for row in found]))
+        table = report.table(["rms error of the log Bayes factor", "seconds for both"], [[rms, seconds]])
+        sections.append(("Negative binomial or zero-inflated Poisson, 120 counts, 20 data sets", table))
+    return "Trials", sections

@@ -1,0 +1,326 @@
+r"""The kernel conditional exponential family: the distribution of one entry of an output given coordinates.
+
+$$ p(v \mid z) = h(v) \exp \big( \phi(v)^\top \theta(z) - A(z) \big), \qquad
+   A(z) = \log \sum_k w_k h(v_k) \exp \big( \phi(v_k)^\top \theta(z) \big), $$
+
+with natural parameters $\theta(z) = W F(z)$. Features `F` are an intercept, those of a straight function, and radial
+basis functions of the coordinates; $\phi$ are indicators of values that repeat, and radial basis functions of a number.
+Both are roots of kernels: the log density is a function in the space of their product, and the prior of `W` is standard
+normal. Simulations enter by their mean embedding $\sum_j \phi(v_j) F(z_j)^\top$ alone, and the penalised log likelihood
+is concave.
+
+The sum `A` runs over the values of a category, over the whole numbers of a count, and for a number it is a quadrature:
+nothing is jittered, and what is evaluated does not grow with the number of simulations.
+
+References: Canu and Smola (2006), Neurocomputing 69; Arbel and Gretton (2018), AISTATS.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jax.scipy.special import logsumexp
+from scipy.special import logsumexp as logsumexp_on_host
+from scipy.special import ndtr, ndtri
+
+from numpyro_kme._core import Array, robust_standard_deviation
+from numpyro_kme.kernels.base import register
+from numpyro_kme.kernels.gram import gaussian_gram
+from numpyro_kme.likelihoods.extrapolation import Repeats
+from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions, features, inverse_root, log_gaussians
+from numpyro_kme.likelihoods.residual.smoothness import INTERCEPT, RIDGE, Inputs
+
+DEGREES = 5.0
+"""Degrees of freedom of the Student distribution `h` of a count."""
+
+KNOTS, FEWEST, BEYOND = 40, 3.0, 5.0
+"""Quantiles of a number over all simulations, how many of these are below the first, and by how many of the first steps
+another knot is farther out."""
+
+NODES = 100
+"""Nodes of the quadrature, and values of a count that have a node each; those beyond stand for several."""
+
+OFTEN = 0.02
+"""Share of the simulations from which a value of a count has an indicator, as the zero of zero-inflated ones needs."""
+
+WIDTHS, AMPLITUDES, LENGTHS = (0.3, 0.6, 1.2), (1.0, 3.0, 10.0), (1.5, 2.5, 4.0)
+"""Length scales of values, amplitudes of the radial basis functions of coordinates, and their length scales times
+`sqrt(D)`: the best of each, held out, is taken, one after another."""
+
+MOST, SEARCHED = 100, 2000
+"""Inducing points of the coordinates, and simulations that the search uses, at most."""
+
+LOOSE, PRECISE = 1e-5, 1e-7
+"""Decrease of the loss in one step, relative to it, below which fits of the search, and the last fit, end: 1e-5 costs
+.0002 nats a trial."""
+
+
+@register
+class Values:
+    """Features `phi` of the values of an entry.
+
+    Attributes:
+        atoms: Values that have an indicator, `(a,)`.
+        knots: Values between which scores, and the logarithm of `h`, are straight lines, `(k,)`.
+        scores: What radial basis functions take; of numbers their normal scores over all simulations, `(k,)`.
+        log_base: `log h`: of numbers the density of all simulations, `(k,)`.
+        log_tail: Log weight in `h` of a Cauchy density, so that no number is impossible; minus infinity for others.
+        points: Centres of radial basis functions, scores, `(r, 1)`.
+        precision: Their squared inverse length scales, `(r, 1)`.
+        root: Inverse root of their kernel matrix, `(r, r)`.
+        nodes: `v_k`, `(K,)`.
+        log_weights: `log w_k`, `(K,)`.
+    """
+
+    atoms: Array
+    knots: Array
+    scores: Array
+    log_base: Array
+    log_tail: Array
+    points: Array
+    precision: Array
+    root: Array
+    nodes: Array
+    log_weights: Array
+
+    @classmethod
+    def of_categories(cls, number: int) -> "Values":
+        """Of so many categories, by their numbers: an indicator of each."""
+        every, none, zeros, level = np.arange(float(number)), np.zeros((0, 1)), np.zeros(number), np.zeros(2)
+        unused = np.array(-np.inf), none, none, np.zeros((0, 0))
+        return cls(every, np.arange(2.0), level, level, *unused, every, zeros)
+
+    @classmethod
+    def of_counts(cls, v: np.ndarray, length: float) -> "Values":
+        """Of values `(m,)` on a lattice, with a length scale."""
+        values, repeats = np.unique(v, return_counts=True)
+        step = np.diff(values).min()
+        last = max(np.rint((values[-1] - values[0]) / step), NODES) + 1.0
+        edges = np.unique(np.rint(np.append(np.arange(NODES), np.geomspace(NODES, last, NODES))))
+        gaps = np.diff(edges)
+        nodes = values[0] + step * (edges[:-1] + 0.5 * (gaps - 1.0))  # in the middle of several
+        scores = np.arcsinh((nodes - np.median(v)) / robust_standard_deviation(v))
+        log_base = -0.5 * (DEGREES + 1.0) * np.log1p(np.square(np.sinh(scores)) / DEGREES)
+        often = values[repeats > OFTEN * len(v)]
+        return cls._with_basis(often, nodes, scores, log_base, -np.inf, nodes, np.log(gaps), length)
+
+    @classmethod
+    def of_numbers(cls, v: np.ndarray, length: float) -> "Values":
+        """Of standardised numbers `(m,)`, with a length scale."""
+        top = -ndtri(FEWEST / len(v))
+        scores = np.linspace(-top, top, KNOTS)
+        knots = np.quantile(v, ndtr(scores))
+        rises = np.maximum(np.diff(knots), 1e-9 * np.ptp(knots))  # of atoms
+        scores = np.concatenate([[-top - 1.0], scores, [top + 1.0]])
+        knots = knots[0] + np.cumsum([-BEYOND * rises[0], BEYOND * rises[0], *rises, BEYOND * rises[-1]])
+        log_base = -0.5 * np.square(scores) - np.log(np.gradient(knots, scores))
+        nodes = np.interp(np.linspace(scores[0], scores[-1], NODES), scores, knots)
+        log_weights = np.log(np.gradient(nodes))
+        return cls._with_basis(np.zeros(0), knots, scores, log_base, -np.log(len(v)), nodes, log_weights, length)
+
+    @classmethod
+    def _with_basis(cls, atoms, knots, scores, log_base, log_tail, nodes, log_weights, length):
+        number = int(np.clip(np.ptp(scores) / (0.7 * length), 4, NODES // 2))
+        points = np.linspace(scores.min(), scores.max(), number)[:, None]
+        root = inverse_root(gaussian_gram(points, points, length**2) + RIDGE * np.eye(number)).T
+        precision = np.full(points.shape, length**-2)
+        return cls(atoms, knots, scores, log_base, np.array(log_tail), points, precision, root, nodes, log_weights)
+
+    def __call__(self, v: Any, xp: Any = jnp) -> Any:
+        """`phi(v)` of values `(...)`, `(..., b)`."""
+        points, precision, root, atoms = map(xp.asarray, (self.points, self.precision, self.root, self.atoms))
+        near = xp.exp(log_gaussians(self.score(v, xp)[..., None], points, precision, xp)) @ root
+        return xp.concatenate([(v[..., None] == atoms).astype(near.dtype), near], axis=-1)
+
+    def at_nodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """`phi(v_k)`, `(K, b)`, and `log (w_k h(v_k))`, `(K,)`."""
+        return self(self.nodes, np), self.log_weights + self.log_h(self.nodes, np)
+
+    def score(self, v: Any, xp: Any = jnp) -> Any:
+        """Scores of values."""
+        return xp.interp(v, xp.asarray(self.knots), xp.asarray(self.scores))
+
+    def log_h(self, v: Any, xp: Any = jnp) -> Any:
+        """`log h(v)`, without its constant; beyond the knots it goes on as it ends."""
+        knots, log_base = xp.asarray(self.knots), xp.asarray(self.log_base)
+        slopes = xp.diff(log_base) / xp.diff(knots)
+        inside = xp.clip(v, knots[0], knots[-1])
+        beyond = xp.where(v > inside, slopes[-1], slopes[0]) * (v - inside)
+        return xp.logaddexp(xp.interp(inside, knots, log_base) + beyond, self.log_tail - xp.log1p(xp.square(v)))
+
+
+@register
+class ExponentialFamily:
+    """The learnt distribution of one entry given coordinates.
+
+    Attributes:
+        functions: `theta`, `(D,) -> (b,)`.
+        values: `phi`, and the nodes.
+        table: `phi(v_k)`, `(K, b)`.
+        log_weights: `log (w_k h(v_k))`, `(K,)`.
+        basis: `F`.
+        weights: `W`, `(f, b)`.
+        score: Mean held-out log density in the search, nats.
+    """
+
+    functions: RidgeFunctions
+    values: Values
+    table: Array
+    log_weights: Array
+    basis: "Basis"
+    weights: Array
+    score: Array
+
+    def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
+        """`log p(v | z)` of values `(...)` at coordinates `(..., D)`, by JAX or NumPy."""
+        theta, add = self.functions(z, xp), logsumexp if xp is jnp else logsumexp_on_host
+        log_sum = add(theta @ xp.asarray(self.table).T + xp.asarray(self.log_weights), axis=-1)
+        return xp.sum(self.values(v, xp) * theta, axis=-1) + self.values.log_h(v, xp) - log_sum
+
+
+@register
+class Basis:
+    """Features `F` of the coordinates.
+
+    Attributes:
+        points: Inducing points, `(r, D)`.
+        amplitude, length: Of the radial basis functions around them.
+    """
+
+    points: Array
+    amplitude: Array
+    length: Array
+
+    @property
+    def _squared(self) -> float:
+        return float(self.length) ** 2 * np.shape(self.points)[1]
+
+    @property
+    def _root(self) -> np.ndarray:
+        points = np.asarray(self.points)
+        among = gaussian_gram(points, points, self._squared) + RIDGE * np.eye(len(points))
+        return float(self.amplitude) * inverse_root(among).T
+
+    def __call__(self, z: np.ndarray) -> np.ndarray:
+        """`F`, `(d, 1 + 2 D + r)`."""
+        near = gaussian_gram(z, np.asarray(self.points), self._squared) @ self._root
+        return np.concatenate([np.full((len(z), 1), INTERCEPT), features(z), near], axis=1)
+
+    def functions(self, weights: np.ndarray) -> RidgeFunctions:
+        """The functions of the coordinates that have these weights, `(1 + 2 D + r, b)`."""
+        intercept, linear, rbf = np.split(weights, [1, len(weights) - len(self.points)])
+        precision = np.full(self.points.shape, 1.0 / self._squared)
+        return RidgeFunctions(INTERCEPT * intercept[0], linear.T, self.points, precision, (self._root @ rbf).T)
+
+
+class Sample:
+    """Values `(m,)` at coordinates `(m, D)`, those of the same coordinates together: `z` `(d, D)`, and how many."""
+
+    def __init__(self, z: np.ndarray, v: np.ndarray):
+        repeats = Repeats.of(z)
+        self.z, self.number = z[repeats.first], np.bincount(repeats.kind).astype(float)
+        self.different, which = np.unique(v, return_inverse=True)
+        size = len(self.z) * len(self.different)
+        self.counts: np.ndarray | None = None
+        if size < 10 * len(v):
+            cells = np.bincount(repeats.kind * len(self.different) + which, minlength=size)
+            self.counts = cells.reshape(len(self.z), -1).astype(float)
+        order = np.argsort(repeats.kind, kind="stable")
+        self.sorted, self.first = v[order], (np.cumsum(self.number) - self.number).astype(int)
+
+    def sums(self, values: Values) -> np.ndarray:
+        """Sums of features, `(d, b)`: of the different values where many are the same."""
+        if self.counts is not None:
+            return self.counts @ values(self.different, np)
+        return np.add.reduceat(values(self.sorted, np), self.first)
+
+
+def fit_family(
+    z: np.ndarray, v: np.ndarray, make: Callable[[float], Values], learnt: ExponentialFamily | None = None
+) -> ExponentialFamily:
+    """Learn the distribution of values `(m,)` given coordinates `(m, D)`.
+
+    Args:
+        z, v: These; rows of the same coordinates are taken together.
+        make: The features of values with a length scale.
+        learnt: What was learnt of more simulations, from which hyperparameters are taken, and where the search begins.
+    Cost: for `d` different coordinates, `r` inducing points, `b` features of values and `K` nodes some hundred times
+        `d b (r + K)` operations; the search of hyperparameters as much seven times, of a part of the simulations.
+    """
+    sample = Sample(z, v)
+    known = learnt and (learnt.values, learnt.basis, np.asarray(learnt.weights), float(learnt.score))
+    values, basis, start, score = known or _search(sample, make)
+    table, log_weights = values.at_nodes()
+    weights = maximise(basis(sample.z), sample.number, sample.sums(values), table, log_weights, start)
+    return ExponentialFamily(basis.functions(weights), values, table, log_weights, basis, weights, np.array(score))
+
+
+def _search(sample: Sample, make: Callable[[float], Values]) -> tuple[Values, Basis, np.ndarray, float]:
+    """Find the hyperparameters that say most of held-out simulations: features, weights and this score."""
+    some = np.random.default_rng(0).permutation(len(sample.z))[:SEARCHED]
+    held, kept = np.split(some, [len(some) // 5])
+    points = Inputs.pivoted(sample.z, MOST, some).inducing_points
+
+    @cache
+    def attempt(width, amplitude, length):
+        values, basis = make(width), Basis(points, np.array(amplitude), np.array(length))
+        (table, log_weights), sums = values.at_nodes(), sample.sums(values)
+        weights = maximise(basis(sample.z[kept]), sample.number[kept], sums[kept], table, log_weights, None, LOOSE)
+        theta = basis(sample.z[held]) @ weights
+        log_sums = logsumexp_on_host(theta @ table.T + log_weights, axis=1)
+        total = np.sum(sums[held] * theta) - sample.number[held] @ log_sums
+        return values, basis, weights, float(total / max(sample.number[held].sum(), 1.0))
+
+    best = [WIDTHS[1], AMPLITUDES[1], LENGTHS[1]]
+    for place, grid in enumerate((WIDTHS, AMPLITUDES, LENGTHS)):
+        if place or len(make(WIDTHS[0]).points):
+            best[place] = max(grid, key=lambda value: attempt(*best[:place], value, *best[place + 1 :])[-1])
+    return attempt(*best)
+
+
+def maximise(
+    basis: np.ndarray,
+    number: np.ndarray,
+    sums: np.ndarray,
+    table: np.ndarray,
+    log_weights: np.ndarray,
+    start: np.ndarray | None = None,
+    enough: float = PRECISE,
+) -> np.ndarray:
+    """Maximise the penalised log likelihood over the weights, `(f, b)`, by L-BFGS.
+
+    Variables are scaled by Boehning's bound on the curvature, `I + (F' N F / 2) x (phi' phi)`, in its eigenvectors.
+
+    Args:
+        basis: `F` at the different coordinates, `(d, f)`.
+        number: How many values there are of each, `(d,)`.
+        sums: Sums of their features, `(d, b)`.
+        table, log_weights: Of the nodes.
+        start: Where the search begins; 0 where left out.
+        enough: See `LOOSE`.
+    """
+    centred = table - table.mean(axis=0)
+    sizes, left = np.linalg.eigh(0.5 * (basis.T * number) @ basis)
+    curvatures, right = np.linalg.eigh(2.0 / len(table) * centred.T @ centred)
+    scale = 1.0 / np.sqrt(1.0 + np.maximum(np.outer(sizes, curvatures), 0.0))
+    begin = np.zeros(scale.shape) if start is None else left.T @ start @ right / scale
+    basis, table = basis @ left, table @ right
+    linear = basis.T @ (sums @ right)
+
+    def loss(variables):
+        weights = variables.reshape(scale.shape) * scale
+        logs = basis @ weights @ table.T + log_weights
+        top = logs.max(axis=1)
+        shares = np.exp(np.subtract(logs, top[:, None], out=logs), out=logs)
+        total = shares.sum(axis=1)
+        value = number @ (top + np.log(total)) - np.sum(linear * weights) + 0.5 * np.sum(np.square(weights))
+        shares *= (number / total)[:, None]
+        slope = basis.T @ (shares @ table) - linear + weights
+        return value, (slope * scale).ravel()
+
+    options = {"maxiter": 200, "maxcor": 20, "ftol": enough, "gtol": 1e-3}
+    found = scipy.optimize.minimize(loss, begin.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return left @ (found.x.reshape(scale.shape) * scale) @ right.T

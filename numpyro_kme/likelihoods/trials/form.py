@@ -1,0 +1,384 @@
+r"""The likelihood of one trial: a choice, an answer, a count, a reaction time, and several of these together.
+
+$$ q(y \mid z) = p(c \mid z) \prod_i p(v_i \mid c, z, v_{<i}), $$
+
+with the category `c`, the values of all entries that have few, then counts, and then the standardised residuals of
+numbers, one entry after another, each of them a conditional exponential family (`ExponentialFamily`). An entry may have
+both: a value that repeats, such as that of an omission, is a category, and other values are numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kme._core import (
+    Array,
+    checks,
+    full_precision,
+    host,
+    in_present_precision,
+    numpy_function,
+    saveable,
+    shown,
+)
+from numpyro_kme.kernels.base import namespace, register
+from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.extrapolation import Region, Repeats, warn_if_out_of_distribution
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, Standardisation
+from numpyro_kme.likelihoods.statistics import StatisticsTransform, is_lattice
+from numpyro_kme.likelihoods.trials.family import NODES, ExponentialFamily, Values, fit_family
+
+FEW, MOST_CATEGORIES, MOST_ENTRIES = 20, 50, 3
+"""A category has so many values at most; of more joint categories, and more other entries, outputs are no trials but
+statistics."""
+
+OFTEN = 10
+"""Trials that have the same value where it is a category; of whole numbers all, or they are counts."""
+
+RARE = 100
+"""Trials of a category from which its numbers are learnt by themselves; those of rarer ones are learnt together."""
+
+ROUNDING = 1e-5
+"""What values are the same to, relative to them: some are float32, others float64."""
+
+
+@register
+class Entries:
+    """What kind of values the entries of a trial have.
+
+    Attributes:
+        atoms: Values of each entry that are categories, ascending.
+        categories: Which of these, counted from 1, or none, 0, each joint category has, `(C, n)`.
+        members: Categories whose counts and numbers are learnt together, those with any: one that is common by itself,
+            and rare ones with all that have the same entries (static).
+        fewest: Trials of the fewest of these (static).
+        counts: Entries whose other values are counts (static).
+        numbers: Entries whose other values are numbers (static).
+    """
+
+    atoms: tuple[Array, ...]
+    categories: Array
+    counts: tuple[int, ...] = field(metadata=dict(static=True))
+    numbers: tuple[int, ...] = field(metadata=dict(static=True))
+    members: tuple[tuple[int, ...], ...] = field(default=(), metadata=dict(static=True))
+    fewest: int = field(default=0, metadata=dict(static=True))
+
+    @classmethod
+    def of(cls, x: np.ndarray) -> "Entries":
+        """Of simulated trials `(m, n)`."""
+        x, atoms = np.asarray(x, np.float64), []  # of booleans too
+        counts: list[int] = []
+        numbers: list[int] = []
+        for entry, column in enumerate(x.T):
+            values, repeats = np.unique(column, return_counts=True)
+            lattice = len(values) < len(column) and is_lattice(values)
+            near = lattice and np.quantile(column, 0.9) <= values[0] + NODES * np.diff(values).min()
+            if len(values) <= FEW and repeats.min() >= np.clip(len(column) // FEW, 2, OFTEN):
+                atoms.append(values)
+                continue
+            atoms.append(values[:0] if lattice else values[repeats >= OFTEN])
+            (counts if near else numbers).append(entry)
+        found = cls(tuple(atoms), np.zeros((0, x.shape[1])), tuple(counts), tuple(numbers))
+        categories, shares = np.unique(found.codes(x, np), axis=0, return_counts=True)
+        found, members = replace(found, categories=categories), {}
+        others = [found.others(number) for number in range(len(shares))]
+        for number, share in enumerate(shares):
+            alike = tuple(other for other in range(len(shares)) if others[other] == others[number])
+            some = (number,) if share >= RARE else alike
+            if any(others[number]):
+                members[some] = int(sum(shares[list(some)]))
+        return replace(found, members=tuple(members), fewest=min(members.values(), default=len(x)))
+
+    @property
+    def trials(self) -> bool:
+        """Tell whether outputs are trials with categories or counts, and not vectors of statistics."""
+        others = len(self.counts) + len(self.numbers)
+        some = bool(self.counts) or len(self.categories) > 1
+        few = len(self.categories) <= MOST_CATEGORIES and others <= MOST_ENTRIES
+        return some and few and self.fewest >= MIN_SIMULATIONS
+
+    def codes(self, y: Any, xp: Any = jnp) -> Any:
+        """Which atom each entry of trials `(..., n)` has, counted from 1; 0 for none."""
+        found = []
+        for entry, atoms in enumerate(self.atoms):
+            same = xp.abs(y[..., entry, None] - atoms) <= ROUNDING * xp.maximum(1.0, xp.abs(atoms))
+            found.append(xp.sum(same * np.arange(1, len(atoms) + 1), axis=-1))
+        return xp.stack(found, axis=-1)
+
+    def category(self, y: Any, xp: Any = jnp) -> Any:
+        """Number of the joint category of trials `(..., n)`; -1 for one that no simulation has."""
+        same = xp.all(self.codes(y, xp)[..., None, :] == self.categories, axis=-1)
+        return xp.where(same.any(axis=-1), xp.argmax(same, axis=-1), -1)
+
+    def others(self, category: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Counts and numbers that are left of a category."""
+        free = np.asarray(self.categories)[category] == 0
+        return tuple(i for i in self.counts if free[i]), tuple(i for i in self.numbers if free[i])
+
+
+@register
+class Given:
+    """Counts and numbers given a category.
+
+    Attributes:
+        counted: Of each count, given those before.
+        centre, scale: Of the numbers, `(q,)`.
+        standardisation: The map from numbers to residuals.
+        families: Of each residual, given the counts and the residuals before.
+        counts, numbers: Which entries these are (static).
+    """
+
+    counted: tuple[ExponentialFamily, ...]
+    centre: Array
+    scale: Array
+    standardisation: Standardisation | None
+    families: tuple[ExponentialFamily, ...]
+    counts: tuple[int, ...] = field(metadata=dict(static=True))
+    numbers: tuple[int, ...] = field(metadata=dict(static=True))
+
+    def log_density(self, y: Any, z: Any, xp: Any) -> Any:
+        """`sum_i log p(v_i | c, z, v_<i)` of trials `(..., n)` at points `(..., D)`."""
+        total, before = 0.0, z
+        for family, entry in zip(self.counted, self.counts):
+            total = total + family.log_density(y[..., entry], before, xp)
+            before = joined(before, family.values.score(y[..., entry], xp), xp)
+        if self.standardisation is None:
+            return total
+        standard = (y[..., np.array(self.numbers)] - self.centre) / self.scale
+        u, log_slope = self.standardisation(standard, z, xp)
+        total = total + xp.sum(log_slope - xp.log(xp.asarray(self.scale)), axis=-1)
+        for i, family in enumerate(self.families):
+            total = total + family.log_density(u[..., i], before, xp)
+            before = joined(before, family.values.score(u[..., i], xp), xp)
+        return total
+
+
+def joined(z: Any, value: Any, xp: Any) -> Any:
+    """Coordinates `(..., D)` and a further one, `(...)`, broadcast."""
+    shape = np.broadcast_shapes(z.shape[:-1], value.shape)
+    return xp.concatenate([xp.broadcast_to(part, (*shape, part.shape[-1])) for part in (z, value[..., None])], axis=-1)
+
+
+@shown
+@saveable
+@dataclass(frozen=True)
+class KernelExponentialFamily(Form):
+    r"""The likelihood of trials by kernel conditional exponential families: settings, and `fit`.
+
+    One output is one trial, of entries that take few values (choices, answers, omissions), counts, and numbers. It has
+    the probability of its category times the probabilities and densities of its counts and numbers given that. It is
+    learnt from all trials of all simulations, and the time that it takes to evaluate depends on neither.
+
+    Args:
+        subset: Largest number of trials of a category that the map of its numbers to residuals is learnt from; what
+            residuals are left is learnt from all.
+    References:
+        Canu and Smola (2006), Neurocomputing 69; Arbel and Gretton (2018), AISTATS.
+    """
+
+    paper = "hsu2019bayesian"
+    most_calls = 200_000
+
+    subset: int = 5000
+
+    def __post_init__(self):
+        checks.whole("subset", self.subset, MIN_SIMULATIONS)
+
+    def fit(self, z, x, *, measure=None, y=None) -> "TrialsSurrogate":
+        """Implement `Form.fit`."""
+        return self._fit(np.asarray(z, np.float64), np.asarray(x, np.float64))
+
+    def again(self, learnt: "TrialsSurrogate", z, x, rows, *, measure=None, y=None) -> "TrialsSurrogate":
+        """Implement `Form.again`: with the hyperparameters, and the maps to residuals, of all simulations."""
+        return self._fit(np.asarray(z[rows], np.float64), np.asarray(x[rows], np.float64), learnt)
+
+    @host.one_blas_thread
+    @numpy_function
+    def _fit(self, z, x, learnt: "TrialsSurrogate | None" = None) -> "TrialsSurrogate":
+        checks.require(
+            len(z) == len(x) >= MIN_SIMULATIONS,
+            f"`z` and `x` must have one row for each of at least {MIN_SIMULATIONS} trials; got shapes {z.shape} and "
+            f"{x.shape}.",
+        )
+        transform = StatisticsTransform.fit(x)
+        entries = learnt.entries if learnt else Entries.of(x)
+        checks.require(
+            len(entries.categories) <= MOST_CATEGORIES,
+            f"The outputs have {len(entries.categories)} joint categories, and this form learns probabilities of at "
+            f"most {MOST_CATEGORIES}. Make each answer a trial of its own along a plate, or use "
+            "form=ResidualKernelMeans().",
+        )
+        checks.require(
+            entries.fewest >= MIN_SIMULATIONS,
+            f"Counts or numbers of some category are known from {entries.fewest} trials, of at least "
+            f"{MIN_SIMULATIONS}. Simulate more, or use form=ResidualKernelMeans().",
+        )
+        category = entries.category(x, np)
+        choice = learnt.choice if learnt else None
+        if len(entries.categories) > 1:
+            make = lambda _: Values.of_categories(len(entries.categories))  # noqa: E731
+            choice = fit_family(z, category.astype(float), make, choice)
+        given: list[Any] = list(learnt.given) if learnt else [None] * len(entries.members)
+        for number, some in enumerate(entries.members):
+            rows = np.isin(category, some)
+            if rows.sum() >= MIN_SIMULATIONS:
+                given[number] = self._given(z[rows], x[rows], *entries.others(some[0]), given[number])
+        ends = np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)])))
+        region = Region.of(z, np.ones(z.shape[1]))
+        return TrialsSurrogate(transform, region, entries, choice, tuple(given), ends, z, x, self)
+
+    def _given(self, z, x, counts, numbers, learnt: Given | None) -> Given:
+        """Learn counts and numbers of trials `(m, n)` of one category."""
+        before, counted, families = z, [], []
+        for i, entry in enumerate(counts):
+            make, known = partial(Values.of_counts, x[:, entry]), learnt.counted[i] if learnt else None
+            counted.append(fit_family(before, x[:, entry], make, known))
+            before = joined(before, counted[-1].values.score(x[:, entry], np), np)
+        numbers = learnt.numbers if learnt else tuple(i for i in numbers if np.ptp(x[:, i]) > 0.0)
+        if not numbers:
+            return Given(tuple(counted), np.zeros(0), np.ones(0), None, (), counts, ())
+        x = x[:, list(numbers)]
+        if learnt:
+            centre, scale, standardisation = learnt.centre, learnt.scale, learnt.standardisation
+        else:
+            some, transform = (
+                Repeats.of(z).at_random(np.random.default_rng(0))[: self.subset],
+                StatisticsTransform.fit(x),
+            )
+            centre, scale = np.asarray(transform.centre), np.asarray(transform.scale)
+            standardisation = ResidualKernelMeans().standardised(z[some], x[some], transform)[1]
+        assert standardisation is not None
+        for i, v in enumerate(standardisation((x - centre) / scale, z, np)[0].T):
+            make, known = partial(Values.of_numbers, v), learnt.families[i] if learnt else None
+            families.append(fit_family(before, v, make, known))
+            before = joined(before, families[-1].values.score(v, np), np)
+        return Given(tuple(counted), centre, scale, standardisation, tuple(families), counts, numbers)
+
+
+@register
+class TrialsSurrogate(Surrogate):
+    """A learnt likelihood of trials.
+
+    Attributes:
+        transform: Which entries vary, and the check of observations.
+        region: Which parameters were simulated.
+        entries: What kind of values entries have.
+        choice: Of the category; None where there is one.
+        given: Of counts and numbers given categories.
+        simulated_range: Lowest and highest simulated entries, transformed, `(2, n)`.
+        simulated: Coordinates of the trials, `(m, D)`.
+        trials: The trials, `(m, n)`, from which `marginal` learns.
+        form: The settings (static).
+        columns: Which entries of an output it is of; all where left out (static).
+    """
+
+    transform: StatisticsTransform
+    region: Region
+    entries: Entries
+    choice: ExponentialFamily | None
+    given: tuple[Given, ...]
+    simulated_range: Array
+    simulated: Array
+    trials: Array
+    form: Any = field(metadata=dict(static=True))
+    columns: tuple[int, ...] = field(default=(), metadata=dict(static=True))
+
+    def named(self, names: Sequence[str]) -> "TrialsSurrogate":
+        """Implement `Surrogate.named`."""
+        return replace(self, transform=self.transform.named(names))
+
+    def at(self, y: Any) -> "TrialAt":
+        """The likelihood at one trial `(n_raw,)`, concrete ones checked.
+
+        Raises:
+            ValueError: If it has the wrong shape, is infinite, or has a category that no simulation has.
+        """
+        if not checks.is_concrete((y, self)):
+            return self.at_rows(jnp.asarray(y), 0)
+        if np.ndim(y) == 1 and not self.columns and np.isnan(np.asarray(y, float)).any():
+            return self.marginal(~np.isnan(y)).at(y)
+        own = self._own(np.asarray(y, np.float64))
+        self.transform.check(own)
+        found = self.at_rows(np.asarray(y, np.float64), 0)
+        warn_if_out_of_distribution(self.transform, self.simulated_range, own)
+        return found
+
+    def at_rows(self, rows: Any, axes: int = 1) -> "TrialAt":
+        """Implement `Surrogate.at_rows`."""
+        rows = self._own(rows.reshape(*rows.shape[:axes], -1))
+        if not isinstance(rows, np.ndarray):
+            return TrialAt(in_present_precision(self), rows, tuple(range(len(self.entries.categories))))
+        category = numpy_function(Entries.category)(self.entries, rows, np)
+        first = rows.reshape(-1, rows.shape[-1])[np.argmin(category)]
+        checks.require(
+            bool(np.all(category >= 0)),
+            f"A trial {first.tolist()} is of a category that "
+            f"none of {len(self.trials)} simulated trials has: the simulator cannot produce it, or so rarely that it "
+            "tells nothing. Repair the simulator, or leave the trial out.",
+        )
+        return TrialAt(self, rows, tuple(np.unique(category).tolist()))
+
+    def _own(self, rows: Any) -> Any:
+        return rows[..., np.array(self.columns)] if self.columns else rows
+
+    def _marginal(self, seen, last):
+        """Learn again from the same trials without the entries that were not observed."""
+        kept = tuple(np.flatnonzero(seen).tolist())
+        found = self.form.fit(self.simulated, np.asarray(self.trials)[:, list(kept)])
+        return replace(found, columns=kept).named([self.transform.label(i) for i in kept])
+
+    def describe(self) -> Mapping[str, Any]:
+        """Report what was learnt: text, and numbers."""
+        counts, numbers = self.entries.counts, self.entries.numbers
+        label = lambda some: ", ".join(map(self.transform.label, some)) or "none"  # noqa: E731
+        families = [family for given in self.given for family in (*given.counted, *given.families)]
+        families += [self.choice] if self.choice else []
+        told = {
+            "form": "kernel conditional exponential family of trials, an extension of Hsu and Ramos (2019)",
+            "trials": f"{len(self.trials):,}, of {len(self.entries.categories)} categories",
+            "counts": f"statistics {label(counts)}" if counts else "none",
+            "numbers": f"statistics {label(numbers)}" if numbers else "none",
+            "held-out log density, nats": ", ".join(f"{float(family.score):.3f}" for family in families),
+        }
+        return {name: value for name, value in told.items() if value != "none"}
+
+
+@register
+class TrialAt(LikelihoodAt):
+    """The likelihood at trials.
+
+    Attributes:
+        surrogate: What was learnt.
+        rows: The trials, `(*lead, n)`.
+        categories: Which may occur among them (static).
+    """
+
+    surrogate: TrialsSurrogate
+    rows: Any
+    categories: tuple[int, ...] = field(metadata=dict(static=True))
+
+    def signed_log(self, z):
+        """Sign 1 and log of `q(y | z)` at points `(..., D)`."""
+        value = self.log_density(z)
+        return namespace(value).ones_like(value), value
+
+    @full_precision
+    def log_density(self, z):
+        """`log q(y | z)` at points `(..., D)`, smooth."""
+        xp, learnt = namespace(self, z), self.surrogate
+        y, z = xp.asarray(self.rows), learnt.region.nearest(xp.asarray(z), xp)
+        category = learnt.entries.category(y, xp)
+        total = 0.0 if learnt.choice is None else learnt.choice.log_density(category.astype(z.dtype), z, xp)
+        for number in self.categories:
+            # by itself where it is common, which stands before those that were learnt together
+            part = min((some for some in learnt.entries.members if number in some), key=len, default=None)
+            if part:
+                density = learnt.given[learnt.entries.members.index(part)].log_density(y, z, xp)
+                total = total + xp.where(category == number, density, 0.0)
+        total = xp.where(category >= 0, total, -np.inf)
+        return total + xp.zeros(np.broadcast_shapes(z.shape[:-1], y.shape[:-1]), z.dtype)

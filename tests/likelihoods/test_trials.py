@@ -1,0 +1,245 @@
+"""Learnt likelihoods of trials against exact ones: probabilities of categories and counts, densities of numbers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.integrate
+import scipy.stats
+from scipy.special import expit
+
+import numpyro_kme as kme
+from numpyro_kme.likelihoods import FittedLikelihood, KernelExponentialFamily
+from numpyro_kme.likelihoods.distribution import default_form
+from numpyro_kme.likelihoods.trials.family import maximise
+from numpyro_kme.likelihoods.trials.form import Entries
+
+FORM = KernelExponentialFamily()
+POINTS = np.array([[-1.2, 0.5], [0.0, 0.0], [0.9, -0.8]])
+
+
+def choice_and_time(rng, z):
+    """A choice and a log-normal time, `[0 or 1, time]`; one in ten is omitted, `[2, -1]`."""
+    choice = (rng.random(len(z)) < expit(z[:, 0])).astype(float)
+    time = np.exp(0.5 * z[:, 1] + 0.3 * choice + 0.4 * rng.normal(size=len(z)))
+    omitted = rng.random((len(z), 1)) < 0.1
+    return np.where(omitted, [2.0, -1.0], np.stack([choice, time], axis=1))
+
+
+def log_choice_and_time(x, z):
+    choice, time = x[:, 0], np.abs(x[:, 1])
+    answered = scipy.stats.bernoulli(expit(z[0])).logpmf(np.minimum(choice, 1.0))
+    answered += scipy.stats.lognorm(0.4, scale=np.exp(0.5 * z[1] + 0.3 * choice)).logpdf(time)
+    return np.where(choice == 2.0, np.log(0.1), np.log(0.9) + answered)
+
+
+def choice_and_two(rng, z):
+    """A choice, and two numbers, of which the second depends on the first and on the choice."""
+    choice, first, second = rng.random(len(z)) < expit(z[:, 0]), *rng.normal(size=(2, len(z)))
+    first = z[:, 1] + first
+    return np.stack([choice, first, 0.8 * first + choice + 0.6 * second], axis=1)
+
+
+def log_choice_and_two(x, z):
+    total = scipy.stats.bernoulli(expit(z[0])).logpmf(x[:, 0]) + scipy.stats.norm(z[1]).logpdf(x[:, 1])
+    return total + scipy.stats.norm(0.8 * x[:, 1] + x[:, 0], 0.6).logpdf(x[:, 2])
+
+
+def log_long(x, z):
+    steps = [scipy.stats.norm(1.5 + z[0], 1.4).cdf(np.log(np.maximum(x[:, 0] + end, 1e-9))) for end in (0.5, -0.5)]
+    return np.log(np.maximum(steps[0] - steps[1], 1e-300))
+
+
+def column(law, log="logpmf"):
+    """Draws `(m, 1)`, and log probabilities, of a distribution of SciPy given coordinates."""
+    draw = lambda rng, z: law(z.T).rvs(random_state=rng).astype(float)[:, None]  # noqa: E731
+    return draw, lambda x, z: getattr(law(z), log)(x[:, 0])
+
+
+CASES = {
+    "Bernoulli": (*column(lambda z: scipy.stats.bernoulli(expit(z[0]))), 0.3),
+    "binomial": (*column(lambda z: scipy.stats.binom(20, expit(z[0]))), 0.7),
+    "Poisson": (*column(lambda z: scipy.stats.poisson(np.exp(2.0 + 0.7 * z[0]))), 1.0),
+    "geometric": (*column(lambda z: scipy.stats.geom(expit(z[0] - 1.0), loc=-1)), 0.6),
+    "long counts": (lambda rng, z: np.rint(np.exp(1.5 + z[:, :1] + 1.4 * rng.normal(size=(len(z), 1)))), log_long, 0.6),
+    "normal": (*column(lambda z: scipy.stats.norm(z[0], np.exp(0.3 * z[1])), "logpdf"), 0.6),
+    "choice and time": (choice_and_time, log_choice_and_time, 0.9),
+    "choice and two": (choice_and_two, log_choice_and_two, 1.3),
+}
+"""Simulator, exact log density, and the root mean square error allowed: three times the worst of five keys."""
+
+
+@functools.cache
+def learnt(name, key=0):
+    """Of 150 simulations with 15 trials each."""
+    rng = np.random.default_rng(key)
+    z = np.repeat(rng.normal(size=(150, 2)), 15, axis=0)
+    return FORM.fit(z, CASES[name][0](rng, z))
+
+
+def density(surrogate, x, z):
+    """Densities of trials `(k, n)` at one point."""
+    return np.exp(np.asarray(surrogate.at_rows(x).log_density(np.tile(z, (len(x), 1)))))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_learnt_is_the_exact_distribution(name):
+    """The root mean square error of the log density over new trials."""
+    surrogate, (simulate, exact, most) = learnt(name), CASES[name]
+    for z in POINTS:
+        x = simulate(np.random.default_rng(1), np.tile(z, (1000, 1)))
+        error = np.log(density(surrogate, x, z)) - exact(x, z)
+        assert np.sqrt(np.mean(np.square(error))) < most, (name, z)
+
+
+@pytest.mark.parametrize("name", ["Bernoulli", "binomial", "geometric", "Poisson"])
+def test_probabilities_sum_to_one(name):
+    values = np.arange({"Bernoulli": 2.0}.get(name, 300.0))[:, None]
+    for z in POINTS:
+        np.testing.assert_allclose(density(learnt(name), values, z).sum(), 1.0, rtol=2e-3)
+
+
+def test_counts_beyond_the_largest_become_less_probable():
+    z, largest = POINTS[0], learnt("geometric").trials.max()
+    probability = density(learnt("geometric"), largest * np.array([[1.0], [2.0], [10.0]]), z)
+    assert probability[2] < 0.5 * probability[1] < 0.25 * probability[0]
+
+
+def integral(surrogate, z, *first):
+    """Over the last entry of trials between -30 and 30, which no simulation is beyond, with these entries before it."""
+    values = np.linspace(-30.0, 30.0, 20_001)
+    grid = np.concatenate([np.tile(first, (len(values), 1)), values[:, None]], axis=1)
+    return scipy.integrate.trapezoid(density(surrogate, grid, z), values)
+
+
+def test_densities_integrate_to_one():
+    """The category is summed over."""
+    timed = learnt("choice and time")
+    for z in POINTS:
+        np.testing.assert_allclose(integral(learnt("normal"), z), 1.0, atol=0.02)
+        shares = [integral(timed, z, choice) for choice in (0.0, 1.0)]
+        np.testing.assert_allclose(sum(shares) + density(timed, np.array([[2.0, -1.0]]), z), 1.0, atol=0.02)
+
+
+def test_the_maximum_has_no_gradient():
+    """Of the penalised log likelihood, written again."""
+    rng = np.random.default_rng(0)
+    basis, table, log_weights = rng.normal(size=(30, 4)), rng.normal(size=(7, 3)), rng.normal(size=7)
+    number = rng.integers(1, 9, 30).astype(float)
+    values = [rng.integers(7, size=int(n)) for n in number]
+    sums = np.array([table[v].sum(axis=0) for v in values])
+    weights = maximise(basis, number, sums, table, log_weights)
+
+    def objective(w):
+        logs = jax.nn.log_softmax(basis @ w @ table.T + log_weights[None], axis=1)
+        return sum(logs[i, k] for i, v in enumerate(values) for k in v) - 0.5 * jnp.sum(jnp.square(w))
+
+    found = jax.grad(objective)(jnp.asarray(weights, jnp.float32))
+    start = jax.grad(objective)(jnp.zeros(weights.shape, jnp.float32))
+    assert np.max(np.abs(found)) < 0.003 * np.max(np.abs(start))
+
+
+@pytest.mark.x64
+def test_numpy_and_jax_agree_and_traced_observations_are_as_concrete_ones():
+    name = "choice and time"
+    surrogate, x = learnt(name), CASES[name][0](np.random.default_rng(2), np.tile(POINTS[0], (20, 1)))
+    z = 2.0 * np.random.default_rng(3).normal(size=(20, 2))
+    expected = surrogate.at_rows(x).log_density(z)
+    traced = jax.jit(jax.vmap(lambda y, point: surrogate.at(y).log_density(point)))(x, z)
+    np.testing.assert_allclose(traced, expected, rtol=1e-8)
+    np.testing.assert_allclose(surrogate.at(x[0]).log_density(z[0]), expected[0], rtol=1e-8)
+
+
+def test_a_value_in_float32_is_the_category_of_float64():
+    x = np.random.default_rng(0).choice([-1.0, 0.1, 1.0 / 3.0, 2e5 + 0.3], (500, 1))
+    entries = Entries.of(x)
+    np.testing.assert_array_equal(entries.category(x.astype(np.float32), np), entries.category(x, np))
+    assert len(np.unique(entries.category(x, np))) == 4 and entries.category(np.array([0.11]), np) == -1
+
+
+def test_what_was_not_observed_of_a_trial_leaves_the_probability_of_the_rest():
+    surrogate = learnt("choice and time")
+    found = [np.exp(surrogate.at(np.array([1.0, np.nan])).log_density(z)) for z in POINTS]
+    np.testing.assert_allclose(found, 0.9 * expit(POINTS[:, 0]), atol=0.12)
+    time = surrogate.at(np.array([np.nan, 0.9]))
+    exact = [np.logaddexp(*log_choice_and_time(np.array([[0.0, 0.9], [1.0, 0.9]]), z)) for z in POINTS]
+    np.testing.assert_allclose([time.log_density(z) for z in POINTS], exact, atol=0.6)
+
+
+def test_errors():
+    surrogate, x = learnt("choice and time"), np.random.default_rng(0).integers(0, 2, (500, 8)).astype(float)
+    with pytest.raises(ValueError, match="is of a category that none of 2250 simulated trials has"):
+        surrogate.at_rows(np.array([3.0, 0.5]), 0)
+    with pytest.raises(ValueError, match="joint categories, and this form learns probabilities of at most 50"):
+        FORM.fit(x[:, :1], x)
+
+
+def test_halves_keep_the_hyperparameters():
+    whole = learnt("choice and time")
+    half = FORM.again(whole, whole.simulated, whole.trials, np.arange(0, 2250, 2))
+    for found, known in [(half.choice, whole.choice), *zip(half.given[0].families, whole.given[0].families)]:
+        assert found.basis.length == known.basis.length and found.score == known.score
+        np.testing.assert_array_equal(found.values.precision, known.values.precision)
+        assert not np.array_equal(found.functions.linear, known.functions.linear)
+    assert len(half.trials) == 1125
+
+
+def test_a_likelihood_is_saved_and_described(tmp_path):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(500, 2))
+    x = choice_and_time(rng, z)
+    fitted = kme.fit_likelihood(z, x)
+    fitted.save(tmp_path / "likelihood.kme")
+    loaded = FittedLikelihood.load(tmp_path / "likelihood.kme")
+    np.testing.assert_array_equal(loaded(z[:9]).log_prob(x[0]), fitted(z[:9]).log_prob(x[0]))
+    said = fitted.surrogate.named(["choice", "time"]).describe()
+    assert said["trials"] == "500, of 3 categories" and said["numbers"] == "statistics time" and "counts" not in said
+    assert "500, of 3 categories" in str(loaded)
+
+
+R = np.random.default_rng(0)
+CHOICE, TIME = R.integers(0, 2, 2000), R.gamma(2.0, size=2000)
+OUTPUTS = {
+    "answers": (CHOICE, True),
+    "booleans": (CHOICE == 1, True),
+    "counts": (R.poisson(30.0, 2000), True),
+    "often zero": (np.where(CHOICE == 0, 0.0, TIME), True),
+    "choice and time": (np.stack([CHOICE, TIME], axis=1), True),
+    "five answers": (R.integers(0, 2, (2000, 5)), True),
+    "three counts": (R.poisson(30.0, (2000, 3)), True),
+    "four counts": (R.poisson(30.0, (2000, 4)), False),
+    "eight answers": (R.integers(0, 2, (2000, 8)), False),
+    "numbers": (R.normal(size=(2000, 2)), False),
+    "large counts": (R.poisson(1e4, 2000), False),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_which_outputs_are_trials(kind):
+    x, trials = OUTPUTS[kind]
+    assert default_form(x) == (FORM if trials else kme.ResidualKernelMeans())
+
+
+def answer(rng_key, logit):
+    return jax.random.bernoulli(rng_key, jax.nn.sigmoid(logit))
+
+
+def answers(x=None):
+    logit = numpyro.sample("logit", dist.Normal(0.0, 1.5))
+    with numpyro.plate("trials", 50):
+        numpyro.sample("x", kme.Simulator(answer, logit), obs=x)
+
+
+def test_fifty_answers_have_the_exact_posterior():
+    engine = kme.KELFI(answers, 300, progress_bar=False)
+    engine.run(jax.random.key(0), x=np.arange(50) < 20)
+    grid = np.linspace(-8.0, 8.0, 4001)
+    log_posterior = scipy.stats.norm(0.0, 1.5).logpdf(grid) + scipy.stats.binom(50, expit(grid)).logpmf(20)
+    weights = np.exp(log_posterior) / np.exp(log_posterior).sum()
+    mean = weights @ grid
+    sd, draws = np.sqrt(weights @ np.square(grid - mean)), engine.get_samples()["logit"]
+    assert abs(draws.mean() - mean) < 0.3 * sd and 0.8 < draws.std() / sd < 1.25
