@@ -186,7 +186,7 @@ def evidence(of, key):
     for other in COUNTED.values():
         engine, own = run(other, key, x)
         seconds += own
-        logs.append(engine.posterior.log_marginal_likelihood)
+        logs.append(engine.posterior.log_marginal_likelihood())
         draws = {name: p.sample(jax.random.key(i), (100_000,)) for i, (name, p) in enumerate(other.priors.items())}
         total = partial(log_likelihood, other, x)
         sums.append(float(logsumexp(jax.lax.map(total, tuple(draws.values()), batch_size=2000))))

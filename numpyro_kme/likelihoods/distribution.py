@@ -24,10 +24,9 @@ from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.learnt_statistics import OfStatistics
 from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare
 from numpyro_kme.likelihoods.published.form import KernelMeans
-from numpyro_kme.likelihoods.residual.form import MIN_SIMULATIONS, ResidualKernelMeans
 from numpyro_kme.likelihoods.success import Success
 from numpyro_kme.likelihoods.transformed import Recorded
-from numpyro_kme.likelihoods.trials.form import Entries, KernelExponentialFamily
+from numpyro_kme.likelihoods.trials.form import default_form
 from numpyro_kme.models.coordinates import Coordinates
 
 
@@ -199,13 +198,6 @@ def with_halves(
                 found.append(replace(fitted, surrogate=surrogate, simulated=z[rows], others=(), shares=()))
     shares = (1.0 / len(found),) * len(found) if found else ()
     return replace(fitted, others=(*found, *fitted.others), shares=(*shares, *fitted.shares))
-
-
-def default_form(x: np.ndarray) -> Form:
-    """The form of the likelihood of outputs `(m, *event)` where none is asked for."""
-    if len(x) < MIN_SIMULATIONS:
-        return KernelMeans()
-    return KernelExponentialFamily() if Entries.of(x.reshape(len(x), -1)).trials else ResidualKernelMeans()
 
 
 def _as_read(form: Form | None, coordinates: Coordinates, x: np.ndarray, y: Any) -> tuple[Form, Any, Any]:

@@ -160,11 +160,12 @@ def log_cosh(v: Any, xp: Any = jnp) -> Any:
 
 
 def is_lattice(values: np.ndarray) -> bool:
-    """Tell whether ascending values, as of counts and proportions, are whole multiples of their smallest gap."""
+    """Tell whether ascending values, as of counts and proportions, are whole multiples of their smallest gap, a million
+    at most: all numbers in float32 are multiples of some."""
     if len(values) < 2:
         return False
     whole = (values - values[0]) / np.diff(values).min()
-    return bool(whole[-1] < 1e9 and np.max(np.abs(whole - np.round(whole))) < 1e-3)  # of float32, too
+    return bool(whole[-1] < 1e6 and np.max(np.abs(whole - np.round(whole))) < 1e-3)  # of float32, too
 
 
 def jitter_width(column: np.ndarray) -> np.ndarray:

@@ -46,12 +46,16 @@ NODES = 100
 OFTEN = 0.02
 """Share of the simulations from which a value of a count has an indicator, as the zero of zero-inflated ones needs."""
 
-WIDTHS, AMPLITUDES, LENGTHS = (0.3, 0.6, 1.2), (1.0, 3.0, 10.0), (1.5, 2.5, 4.0)
+WIDTHS, AMPLITUDES, LENGTHS = (0.3, 0.6, 1.2), (1.0, 3.0, 10.0), (0.25, 0.5, 1.0, 2.0, 4.0)
 """Length scales of values, amplitudes of the radial basis functions of coordinates, and their length scales times
 `sqrt(D)`: the best of each, held out, is taken, one after another."""
 
-MOST, SEARCHED = 100, 2000
-"""Inducing points of the coordinates, and simulations that the search uses, at most."""
+SAME = 0.01
+"""Steps, or numbers of categories, that a value may be off by for rounding."""
+
+MOST, SEARCHED = 200, 200_000
+"""Inducing points of the coordinates, at most, and how many probabilities the search evaluates at a time: 2,000
+coordinates of a number, and up to 20,000 of an answer."""
 
 LOOSE, PRECISE = 1e-5, 1e-7
 """Decrease of the loss in one step, relative to it, below which fits of the search, and the last fit, end: 1e-5 costs
@@ -63,6 +67,7 @@ class Values:
     """Features `phi` of the values of an entry.
 
     Attributes:
+        start, step: Values are `start + step v`, with whole `v` of counts; what follows is in these units.
         atoms: Values that have an indicator, `(a,)`.
         knots: Values between which scores, and the logarithm of `h`, are straight lines, `(k,)`.
         scores: What radial basis functions take; of numbers their normal scores over all simulations, `(k,)`.
@@ -75,6 +80,8 @@ class Values:
         log_weights: `log w_k`, `(K,)`.
     """
 
+    start: Array
+    step: Array
     atoms: Array
     knots: Array
     scores: Array
@@ -91,21 +98,22 @@ class Values:
         """Of so many categories, by their numbers: an indicator of each."""
         every, none, zeros, level = np.arange(float(number)), np.zeros((0, 1)), np.zeros(number), np.zeros(2)
         unused = np.array(-np.inf), none, none, np.zeros((0, 0))
-        return cls(every, np.arange(2.0), level, level, *unused, every, zeros)
+        return cls(np.zeros(()), np.ones(()), every, np.arange(2.0), level, level, *unused, every, zeros)
 
     @classmethod
     def of_counts(cls, v: np.ndarray, length: float) -> "Values":
         """Of values `(m,)` on a lattice, with a length scale."""
+        start, step = v.min(), np.diff(np.unique(v)).min()
+        v = np.rint((v - start) / step)
         values, repeats = np.unique(v, return_counts=True)
-        step = np.diff(values).min()
-        last = max(np.rint((values[-1] - values[0]) / step), NODES) + 1.0
-        edges = np.unique(np.rint(np.append(np.arange(NODES), np.geomspace(NODES, last, NODES))))
+        edges = np.append(np.arange(NODES), np.geomspace(NODES, max(values[-1], NODES) + 1.0, NODES))
+        edges = np.unique(np.rint(edges))
         gaps = np.diff(edges)
-        nodes = values[0] + step * (edges[:-1] + 0.5 * (gaps - 1.0))  # in the middle of several
+        nodes = edges[:-1] + 0.5 * (gaps - 1.0)  # in the middle of several
         scores = np.arcsinh((nodes - np.median(v)) / robust_standard_deviation(v))
         log_base = -0.5 * (DEGREES + 1.0) * np.log1p(np.square(np.sinh(scores)) / DEGREES)
         often = values[repeats > OFTEN * len(v)]
-        return cls._with_basis(often, nodes, scores, log_base, -np.inf, nodes, np.log(gaps), length)
+        return cls._with_basis(start, step, often, nodes, scores, log_base, -np.inf, nodes, np.log(gaps), length)
 
     @classmethod
     def of_numbers(cls, v: np.ndarray, length: float) -> "Values":
@@ -119,32 +127,44 @@ class Values:
         log_base = -0.5 * np.square(scores) - np.log(np.gradient(knots, scores))
         nodes = np.interp(np.linspace(scores[0], scores[-1], NODES), scores, knots)
         log_weights = np.log(np.gradient(nodes))
-        return cls._with_basis(np.zeros(0), knots, scores, log_base, -np.log(len(v)), nodes, log_weights, length)
+        none, log_tail = np.zeros(0), -np.log(len(v))
+        return cls._with_basis(0.0, 1.0, none, knots, scores, log_base, log_tail, nodes, log_weights, length)
 
     @classmethod
-    def _with_basis(cls, atoms, knots, scores, log_base, log_tail, nodes, log_weights, length):
+    def _with_basis(cls, start, step, atoms, knots, scores, log_base, log_tail, nodes, log_weights, length):
         number = int(np.clip(np.ptp(scores) / (0.7 * length), 4, NODES // 2))
         points = np.linspace(scores.min(), scores.max(), number)[:, None]
         root = inverse_root(gaussian_gram(points, points, length**2) + RIDGE * np.eye(number)).T
         precision = np.full(points.shape, length**-2)
-        return cls(atoms, knots, scores, log_base, np.array(log_tail), points, precision, root, nodes, log_weights)
+        place = np.array(start), np.array(step)
+        return cls(
+            *place, atoms, knots, scores, log_base, np.array(log_tail), points, precision, root, nodes, log_weights
+        )
 
     def __call__(self, v: Any, xp: Any = jnp) -> Any:
         """`phi(v)` of values `(...)`, `(..., b)`."""
+        return self._features((v - self.start) / self.step, xp)
+
+    def _features(self, v, xp):
         points, precision, root, atoms = map(xp.asarray, (self.points, self.precision, self.root, self.atoms))
-        near = xp.exp(log_gaussians(self.score(v, xp)[..., None], points, precision, xp)) @ root
-        return xp.concatenate([(v[..., None] == atoms).astype(near.dtype), near], axis=-1)
+        scores = xp.interp(v, xp.asarray(self.knots), xp.asarray(self.scores))
+        near = xp.exp(log_gaussians(scores[..., None], points, precision, xp)) @ root
+        same = xp.abs(v[..., None] - atoms) < SAME
+        return xp.concatenate([same.astype(near.dtype), near], axis=-1)
 
     def at_nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """`phi(v_k)`, `(K, b)`, and `log (w_k h(v_k))`, `(K,)`."""
-        return self(self.nodes, np), self.log_weights + self.log_h(self.nodes, np)
+        return self._features(self.nodes, np), self.log_weights + self._log_h(self.nodes, np)
 
     def score(self, v: Any, xp: Any = jnp) -> Any:
         """Scores of values."""
-        return xp.interp(v, xp.asarray(self.knots), xp.asarray(self.scores))
+        return xp.interp((v - self.start) / self.step, xp.asarray(self.knots), xp.asarray(self.scores))
 
     def log_h(self, v: Any, xp: Any = jnp) -> Any:
         """`log h(v)`, without its constant; beyond the knots it goes on as it ends."""
+        return self._log_h((v - self.start) / self.step, xp)
+
+    def _log_h(self, v, xp):
         knots, log_base = xp.asarray(self.knots), xp.asarray(self.log_base)
         slopes = xp.diff(log_base) / xp.diff(knots)
         inside = xp.clip(v, knots[0], knots[-1])
@@ -260,9 +280,10 @@ def fit_family(
 
 def _search(sample: Sample, make: Callable[[float], Values]) -> tuple[Values, Basis, np.ndarray, float]:
     """Find the hyperparameters that say most of held-out simulations: features, weights and this score."""
-    some = np.random.default_rng(0).permutation(len(sample.z))[:SEARCHED]
+    number = int(np.clip(SEARCHED // len(make(WIDTHS[0]).nodes), 2000, 20_000))
+    some = np.random.default_rng(0).permutation(len(sample.z))[:number]
     held, kept = np.split(some, [len(some) // 5])
-    points = Inputs.pivoted(sample.z, MOST, some).inducing_points
+    points = Inputs.pivoted(sample.z, MOST, some[:2000]).inducing_points
 
     @cache
     def attempt(width, amplitude, length):
@@ -272,9 +293,10 @@ def _search(sample: Sample, make: Callable[[float], Values]) -> tuple[Values, Ba
         theta = basis(sample.z[held]) @ weights
         log_sums = logsumexp_on_host(theta @ table.T + log_weights, axis=1)
         total = np.sum(sums[held] * theta) - sample.number[held] @ log_sums
-        return values, basis, weights, float(total / max(sample.number[held].sum(), 1.0))
+        score = total / max(sample.number[held].sum(), 1.0) + np.mean(values.log_h(sample.sorted, np))
+        return values, basis, weights, float(score)
 
-    best = [WIDTHS[1], AMPLITUDES[1], LENGTHS[1]]
+    best = [WIDTHS[1], AMPLITUDES[1], LENGTHS[3]]
     for place, grid in enumerate((WIDTHS, AMPLITUDES, LENGTHS)):
         if place or len(make(WIDTHS[0]).points):
             best[place] = max(grid, key=lambda value: attempt(*best[:place], value, *best[place + 1 :])[-1])

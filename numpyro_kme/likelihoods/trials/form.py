@@ -28,7 +28,8 @@ from numpyro_kme._core import (
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, Repeats, warn_if_out_of_distribution
-from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.residual.form import SMALL, ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, Standardisation
 from numpyro_kme.likelihoods.statistics import StatisticsTransform, is_lattice
 from numpyro_kme.likelihoods.trials.family import NODES, ExponentialFamily, Values, fit_family
@@ -128,7 +129,7 @@ class Given:
     Attributes:
         counted: Of each count, given those before.
         centre, scale: Of the numbers, `(q,)`.
-        standardisation: The map from numbers to residuals.
+        standardisation: The map from numbers to residuals; None where they are learnt as they are.
         families: Of each residual, given the counts and the residuals before.
         counts, numbers: Which entries these are (static).
     """
@@ -147,11 +148,13 @@ class Given:
         for family, entry in zip(self.counted, self.counts):
             total = total + family.log_density(y[..., entry], before, xp)
             before = joined(before, family.values.score(y[..., entry], xp), xp)
-        if self.standardisation is None:
+        if not self.numbers:
             return total
-        standard = (y[..., np.array(self.numbers)] - self.centre) / self.scale
-        u, log_slope = self.standardisation(standard, z, xp)
-        total = total + xp.sum(log_slope - xp.log(xp.asarray(self.scale)), axis=-1)
+        u = (y[..., np.array(self.numbers)] - self.centre) / self.scale
+        total = total - xp.sum(xp.log(xp.asarray(self.scale)))
+        if self.standardisation is not None:
+            u, log_slope = self.standardisation(u, z, xp)
+            total = total + xp.sum(log_slope, axis=-1)
         for i, family in enumerate(self.families):
             total = total + family.log_density(u[..., i], before, xp)
             before = joined(before, family.values.score(u[..., i], xp), xp)
@@ -234,7 +237,7 @@ class KernelExponentialFamily(Form):
 
     def _given(self, z, x, counts, numbers, learnt: Given | None) -> Given:
         """Learn counts and numbers of trials `(m, n)` of one category."""
-        before, counted, families = z, [], []
+        before, counted = z, []
         for i, entry in enumerate(counts):
             make, known = partial(Values.of_counts, x[:, entry]), learnt.counted[i] if learnt else None
             counted.append(fit_family(before, x[:, entry], make, known))
@@ -244,20 +247,33 @@ class KernelExponentialFamily(Form):
             return Given(tuple(counted), np.zeros(0), np.ones(0), None, (), counts, ())
         x = x[:, list(numbers)]
         if learnt:
-            centre, scale, standardisation = learnt.centre, learnt.scale, learnt.standardisation
-        else:
-            some, transform = (
-                Repeats.of(z).at_random(np.random.default_rng(0))[: self.subset],
-                StatisticsTransform.fit(x),
-            )
-            centre, scale = np.asarray(transform.centre), np.asarray(transform.scale)
-            standardisation = ResidualKernelMeans().standardised(z[some], x[some], transform)[1]
-        assert standardisation is not None
-        for i, v in enumerate(standardisation((x - centre) / scale, z, np)[0].T):
-            make, known = partial(Values.of_numbers, v), learnt.families[i] if learnt else None
-            families.append(fit_family(before, v, make, known))
-            before = joined(before, families[-1].values.score(v, np), np)
-        return Given(tuple(counted), centre, scale, standardisation, tuple(families), counts, numbers)
+            standard, standardisation = (x - learnt.centre) / learnt.scale, learnt.standardisation
+            u = standardisation(standard, z, np)[0] if standardisation else standard
+            families = _chain(before, u, learnt.families)
+            return replace(learnt, counted=tuple(counted), families=families)
+        some, transform = Repeats.of(z).at_random(np.random.default_rng(0))[: self.subset], StatisticsTransform.fit(x)
+        standardisation = ResidualKernelMeans().standardised(z[some], x[some], transform)[1]
+        standard = (x - transform.centre) / transform.scale
+        u, log_slope = standardisation(standard, z, np)
+        families, plain = _chain(before, u), _chain(before, standard)
+        gained = np.mean(np.sum(log_slope, axis=1)) + sum(
+            float(f.score) - float(g.score) for f, g in zip(families, plain)
+        )
+        if gained < -SMALL:  # as numbers whose ends do not move
+            families, standardisation = plain, None
+        place = np.asarray(transform.centre), np.asarray(transform.scale)
+        return Given(tuple(counted), *place, standardisation, families, counts, numbers)
+
+
+def _chain(
+    before: np.ndarray, u: np.ndarray, learnt: Sequence[ExponentialFamily] = ()
+) -> tuple[ExponentialFamily, ...]:
+    """The families of numbers `(m, q)`, one after another, given coordinates `(m, D)` and those before."""
+    families: list[ExponentialFamily] = []
+    for i, v in enumerate(u.T):
+        families.append(fit_family(before, v, partial(Values.of_numbers, v), learnt[i] if learnt else None))
+        before = joined(before, families[-1].values.score(v, np), np)
+    return tuple(families)
 
 
 @register
@@ -382,3 +398,10 @@ class TrialAt(LikelihoodAt):
                 total = total + xp.where(category == number, density, 0.0)
         total = xp.where(category >= 0, total, -np.inf)
         return total + xp.zeros(np.broadcast_shapes(z.shape[:-1], y.shape[:-1]), z.dtype)
+
+
+def default_form(x: np.ndarray) -> Form:
+    """The form of the likelihood of outputs `(m, *event)` where none is asked for."""
+    if len(x) < MIN_SIMULATIONS:
+        return KernelMeans()
+    return KernelExponentialFamily() if Entries.of(x.reshape(len(x), -1)).trials else ResidualKernelMeans()
