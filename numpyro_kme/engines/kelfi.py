@@ -229,12 +229,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
             # slopes are learnt from parameters that differ by as much as one of several calls tells
             power = proposal.power / calls
             draws = drawn.latents if power == 1.0 else learnt.draw(power_key, problem, power).latents
-            first = chosen and number == 1
-            wide = first and (calls > 1.0 or not is_narrow(draws, simulations.latents))
-            stays = first and learnt.of_trials
-            if wide and not stays:
-                stays = is_sure(learnt.with_halves(fit_key).standard_errors(problem, drawn), drawn.latents)
-            if stays:
+            wide = chosen and number == 1 and (calls > 1.0 or not is_narrow(draws, simulations.latents))
+            if stays := wide and is_sure(learnt.with_halves(fit_key).standard_errors(problem, drawn), drawn.latents):
                 further = self.plan.simulate(run_key, problem, sum(later))
             else:
                 latents = proposal.choose(choose_key, draws, learnt.variance, size)

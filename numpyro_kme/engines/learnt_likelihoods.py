@@ -19,7 +19,7 @@ from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood, with_halves
 from numpyro_kme.likelihoods.posterior import learn_normal
-from numpyro_kme.likelihoods.trials.form import TrialsSurrogate, default_form
+from numpyro_kme.likelihoods.trials.form import default_form
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import StandardErrors
@@ -144,12 +144,6 @@ class LearntLikelihoods(Recomputed):
         for site, success in learn_success(problem, simulations, charts).items():
             likelihoods[site] = replace(likelihoods[site], success=success)
         return cls(engine, problem, simulations, likelihoods, measures, (*made, len(simulations) - sum(made)))
-
-    @property
-    def of_trials(self) -> bool:
-        """Tell whether all are of trials, which prior draws teach as well as draws near the posterior, for every
-        observation."""
-        return all(isinstance(fitted.surrogate, TrialsSurrogate) for fitted in self.likelihoods.values())
 
     def with_halves(self, rng_key: jax.Array) -> Self:
         """Learn from halves of the simulations too, for standard errors."""
