@@ -95,14 +95,14 @@ class Values:
 
     @classmethod
     def of_categories(cls, number: int) -> "Values":
-        """Of so many categories, by their numbers: an indicator of each."""
+        """Take so many categories, by their numbers: an indicator of each."""
         every, none, zeros, level = np.arange(float(number)), np.zeros((0, 1)), np.zeros(number), np.zeros(2)
         unused = np.array(-np.inf), none, none, np.zeros((0, 0))
         return cls(np.zeros(()), np.ones(()), every, np.arange(2.0), level, level, *unused, every, zeros)
 
     @classmethod
     def of_counts(cls, v: np.ndarray, length: float) -> "Values":
-        """Of values `(m,)` on a lattice, with a length scale."""
+        """Take values `(m,)` on a lattice, with a length scale."""
         start, step = v.min(), np.diff(np.unique(v)).min()
         v = np.rint((v - start) / step)
         values, repeats = np.unique(v, return_counts=True)
@@ -117,7 +117,7 @@ class Values:
 
     @classmethod
     def of_numbers(cls, v: np.ndarray, length: float) -> "Values":
-        """Of standardised numbers `(m,)`, with a length scale."""
+        """Take standardised numbers `(m,)`, with a length scale."""
         top = -ndtri(FEWEST / len(v))
         scores = np.linspace(-top, top, KNOTS)
         knots = np.quantile(v, ndtr(scores))

@@ -50,7 +50,7 @@ ROUNDING = 1e-5
 
 @register
 class Entries:
-    """What kind of values the entries of a trial have.
+    """The kinds of values that the entries of a trial have.
 
     Attributes:
         atoms: Values of each entry that are categories, ascending.
@@ -71,7 +71,7 @@ class Entries:
 
     @classmethod
     def of(cls, x: np.ndarray) -> "Entries":
-        """Of simulated trials `(m, n)`."""
+        """Tell the entries of simulated trials `(m, n)` apart."""
         x, atoms = np.asarray(x, np.float64), []  # of booleans too
         counts: list[int] = []
         numbers: list[int] = []
@@ -104,7 +104,7 @@ class Entries:
         return some and few and self.fewest >= MIN_SIMULATIONS
 
     def codes(self, y: Any, xp: Any = jnp) -> Any:
-        """Which atom each entry of trials `(..., n)` has, counted from 1; 0 for none."""
+        """The atom that each entry of trials `(..., n)` has, its number, counted from 1; 0 for none."""
         found = []
         for entry, atoms in enumerate(self.atoms):
             same = xp.abs(y[..., entry, None] - atoms) <= ROUNDING * xp.maximum(1.0, xp.abs(atoms))
