@@ -190,7 +190,7 @@ class ExponentialFamily:
     values: Values
     table: Array
     log_weights: Array
-    basis: "Basis"
+    basis: "CoordinateFeatures"
     weights: Array
     score: Array
 
@@ -202,7 +202,7 @@ class ExponentialFamily:
 
 
 @register
-class Basis:
+class CoordinateFeatures:
     """Features `F` of the coordinates.
 
     Attributes:
@@ -278,7 +278,7 @@ def fit_family(
     return ExponentialFamily(basis.functions(weights), values, table, log_weights, basis, weights, np.array(score))
 
 
-def _search(sample: Sample, make: Callable[[float], Values]) -> tuple[Values, Basis, np.ndarray, float]:
+def _search(sample: Sample, make: Callable[[float], Values]) -> tuple[Values, CoordinateFeatures, np.ndarray, float]:
     """Find the hyperparameters that say most of held-out simulations: features, weights and this score."""
     number = int(np.clip(SEARCHED // len(make(WIDTHS[0]).nodes), 2000, 20_000))
     some = np.random.default_rng(0).permutation(len(sample.z))[:number]
@@ -286,15 +286,22 @@ def _search(sample: Sample, make: Callable[[float], Values]) -> tuple[Values, Ba
     points = Inputs.pivoted(sample.z, MOST, some[:2000]).inducing_points
 
     @cache
+    def of_width(width):
+        values = make(width)
+        return values, sample.sums(values), np.mean(values.log_h(sample.sorted, np))
+
+    @cache
     def attempt(width, amplitude, length):
-        values, basis = make(width), Basis(points, np.array(amplitude), np.array(length))
-        (table, log_weights), sums = values.at_nodes(), sample.sums(values)
+        (values, sums, log_h), basis = (
+            of_width(width),
+            CoordinateFeatures(points, np.array(amplitude), np.array(length)),
+        )
+        table, log_weights = values.at_nodes()
         weights = maximise(basis(sample.z[kept]), sample.number[kept], sums[kept], table, log_weights, None, LOOSE)
         theta = basis(sample.z[held]) @ weights
         log_sums = logsumexp_on_host(theta @ table.T + log_weights, axis=1)
         total = np.sum(sums[held] * theta) - sample.number[held] @ log_sums
-        score = total / max(sample.number[held].sum(), 1.0) + np.mean(values.log_h(sample.sorted, np))
-        return values, basis, weights, float(score)
+        return values, basis, weights, float(total / max(sample.number[held].sum(), 1.0) + log_h)
 
     best = [WIDTHS[1], AMPLITUDES[1], LENGTHS[3]]
     for place, grid in enumerate((WIDTHS, AMPLITUDES, LENGTHS)):

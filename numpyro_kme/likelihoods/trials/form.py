@@ -333,9 +333,9 @@ class TrialsSurrogate(Surrogate):
         first = rows.reshape(-1, rows.shape[-1])[np.argmin(category)]
         checks.require(
             bool(np.all(category >= 0)),
-            f"A trial {first.tolist()} is of a category that "
-            f"none of {len(self.trials)} simulated trials has: the simulator cannot produce it, or so rarely that it "
-            "tells nothing. Repair the simulator, or leave the trial out.",
+            f"A trial {first.tolist()} is of a category that none of {len(self.trials)} simulated trials has: the "
+            "simulator cannot produce it, or so rarely that it tells nothing. Repair the simulator, or leave the trial "
+            "out.",
         )
         return TrialAt(self, rows, tuple(np.unique(category).tolist()))
 
@@ -377,11 +377,6 @@ class TrialAt(LikelihoodAt):
     surrogate: TrialsSurrogate
     rows: Any
     categories: tuple[int, ...] = field(metadata=dict(static=True))
-
-    def signed_log(self, z):
-        """Sign 1 and log of `q(y | z)` at points `(..., D)`."""
-        value = self.log_density(z)
-        return namespace(value).ones_like(value), value
 
     @full_precision
     def log_density(self, z):
