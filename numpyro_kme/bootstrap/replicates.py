@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, child, data_of, fold_in, frozen, in_blocks, jitted, split
+from numpyro_kme._core import checks, child, data_of, fold_in, frozen, jitted, programs, split
 from numpyro_kme.bootstrap.look import BootstrapProblem, Look
 from numpyro_kme.bootstrap.rounds import HARMLESS, Explored, explore
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings, with_full_data
@@ -209,7 +209,7 @@ def minimised_bootstrap(
         return jax.vmap(lambda u, *given: _minimise(lambda t: value(t, *given), u, scale))(u, *reweighting)
 
     def rows(function, u, own: Reweightings, keys):
-        return in_blocks(lambda block: function(*block), (u, own.weights, own.extra, keys), FOLLOWED)
+        return programs.in_blocks(lambda block: function(*block), (u, own.weights, own.extra, keys), FOLLOWED)
 
     weights_key, noise_key, other_key = split(rng_key, 3)
     drawn = draw_reweightings(weights_key, data, process, np.arange(num_samples))

@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 from scipy import special
 
-from numpyro_kme._core import checks, compat, host, numpy_function, numpy_rng, pieces, saveable, to_host
+from numpyro_kme._core import checks, compat, host, numpy_function, numpy_rng, pieces, saveable
 from numpyro_kme._core.programs import Program, Recomputed, split
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -81,7 +81,7 @@ class LearntModel(Recomputed):
     def evaluate(self, u: np.ndarray, given: Mapping[str, Any]) -> tuple[Any, Any, Terms, np.ndarray]:
         """The latents, the coordinates of simulators' arguments, the log densities, and the part of them that was
         learnt, at vectors `(n, D)` and values `{site: (n, *shape)}` of discrete latents."""
-        latents, terms, arguments = to_host(self._rest(u, dict(given)))
+        latents, terms, arguments = host.to_host(self._rest(u, dict(given)))
         z = {name: fitted.coordinates.table(arguments[name]) for name, fitted in self.likelihoods.items()}
         learnt = np.broadcast_to(self.log_likelihood(z), terms.log_prior.shape)
         return latents, z, terms._replace(log_likelihood=terms.log_likelihood + learnt), learnt

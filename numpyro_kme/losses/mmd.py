@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, full_precision, host, in_blocks, jitted
+from numpyro_kme._core import checks, full_precision, host, jitted, programs
 from numpyro_kme.kernels import Gaussian, Kernel
 from numpyro_kme.kernels.base import Batched, num_points, register
 from numpyro_kme.kernels.gram import matvec
@@ -210,7 +210,7 @@ def _mean_kernels(kernel: Kernel, pivots: Any, points: np.ndarray) -> np.ndarray
     padded = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], -num % 64, axis=0)]), pivots)
     parts = points.reshape(-1, nodes, *points.shape[2:])
     together = lambda samples: _means(kernel, padded, samples.reshape(-1, *points.shape[2:]), nodes)  # noqa: E731
-    found = in_blocks(together, parts, TOGETHER // nodes).astype(np.float64)
+    found = programs.in_blocks(together, parts, TOGETHER // nodes).astype(np.float64)
     return found.reshape(len(points), -1, found.shape[1]).mean(axis=1)[:, :num]
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import call_back, checks, frozen, full_precision
+from numpyro_kme._core import checks, frozen, full_precision, host
 from numpyro_kme.losses.base import Embedding, Loss, vectors
 
 
@@ -75,7 +75,7 @@ class Wasserstein(Loss):
             return ot.lp.emd(w / w.sum(), v / v.sum(), np.asarray(cost, np.float64), numItermax=self.max_iterations)
 
         given = map(jax.lax.stop_gradient, (w, v, cost))
-        return call_back(solve, cost.shape, cost.dtype, *given, vmap_method="sequential")
+        return host.call_back(solve, cost.shape, cost.dtype, *given, vmap_method="sequential")
 
 
 @frozen

@@ -13,16 +13,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from scipy.special import ndtr, ndtri
 
-from numpyro_kme._core import (
-    Program,
-    checks,
-    compat,
-    full_precision,
-    in_present_precision,
-    numbers,
-    numpy_function,
-    pieces,
-)
+from numpyro_kme._core import Program, checks, compat, full_precision, numbers, numpy_function, pieces
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models.problem import Draws, Latent, Problem
 from numpyro_kme.models.tracing import as_numpyro_does
@@ -323,7 +314,7 @@ def _correlations(latent: Latent) -> list[np.ndarray]:
 
 def quantiles(fn: dist.Distribution, shape: tuple[int, ...]) -> np.ndarray | None:
     """Values `(J, *shape)` whose normal scores are `SCORES`, entry by entry; None where no `cdf` is known."""
-    fn = in_present_precision(compat.innermost(fn))
+    fn = compat.innermost(fn)
     scores = SCORES.reshape(-1, *(1,) * len(shape))
     if isinstance(fn, dist.Normal | dist.MultivariateNormal | dist.LowRankMultivariateNormal):
         mean, sd = np.asarray(fn.mean, np.float64), np.asarray(np.sqrt(fn.variance), np.float64)

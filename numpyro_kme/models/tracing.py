@@ -14,7 +14,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import at_once, checks, compat, data_of, fold_in, in_present_precision
+from numpyro_kme._core import checks, compat, data_of, fold_in, host, in_present_precision
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import called_back
 
@@ -157,7 +157,7 @@ def trace_of(model: Callable, args: tuple, kwargs: Mapping, *inside: Messenger, 
     Its sites have the keys of `keys_in_order`; of `jax.random.key(0)` where none are given.
     """
     if keys is None:
-        with at_once():
+        with host.at_once():
             keys = keys_in_order(data_of(random.key(0)))
     wrapped: Messenger = KeysSplitBefore(model, keys)
     for messenger in inside:

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import Program, Recomputed, in_blocks, in_present_precision, pieces, shown
+from numpyro_kme._core import Program, Recomputed, in_present_precision, pieces, programs, shown
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.tracing import run
@@ -75,11 +75,11 @@ class Unconstrained(Recomputed):
 
     def flatten_rows(self, latents: Arrays) -> np.ndarray:
         """The vectors `(m, D)` of many points of the latents, `{site: (m, *shape)}`."""
-        return in_blocks(self._by_rows[0], dict(latents))
+        return programs.in_blocks(self._by_rows[0], dict(latents))
 
     def constrain_rows(self, u: np.ndarray) -> dict[str, np.ndarray]:
         """The latents at many vectors `(m, D)`, `{site: (m, *shape)}`."""
-        return in_blocks(self._by_rows[1], u)
+        return programs.in_blocks(self._by_rows[1], u)
 
     @cached_property
     def _by_rows(self) -> tuple[Program, Program]:

@@ -6,14 +6,5 @@ source prints them.
 """
 
 __all__ = ["bernoulli_glm", "blowfly", "boarding_school", "drift_diffusion", "exponential_gamma", "fluctuation"]
-__all__ += [
-    "g_and_k",
-    "gaussian_linear",
-    "gaussian_mixture",
-    "lotka_volterra",
-    "lynx_hare",
-    "predator_prey",
-    "sir",
-    "slcp",
-]
-__all__ += ["smallpox", "toggle_switch", "tuberculosis", "two_moons"]
+__all__ += ["g_and_k", "gaussian_linear", "gaussian_mixture", "lotka_volterra", "lynx_hare", "predator_prey", "sir"]
+__all__ += ["slcp", "smallpox", "toggle_switch", "tuberculosis", "two_moons"]

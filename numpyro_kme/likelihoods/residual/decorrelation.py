@@ -22,7 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy import linalg
 
-from numpyro_kme._core import in_parallel
+from numpyro_kme._core.host import in_parallel
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.location_scale import Location, explained, fit_statistics, winsorised_rms
 from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions

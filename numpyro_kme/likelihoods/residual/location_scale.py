@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import in_parallel, median_absolute_deviation
+from numpyro_kme._core import host, median_absolute_deviation
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.descent import descend_all, ravel
 from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions
@@ -163,7 +163,7 @@ def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray) -> tupl
     shapes = ((0.5, 1.5 / np.sqrt(at.dim)), (1.0, 1.5), (0.1, 2.0), (1.0, 0.5))
     tries = [Smoothness.start(at.dim, 0.5, rbf, length, noise) for rbf, length in shapes for noise in (0.1, 0.3, 0.8)]
     ridges = [smoothness.regress(at, np.ones(len(at)), x[0]).held_out for smoothness in tries]
-    found = in_parallel(partial(_best_start, tries, ridges), zip(x, natural_zero, strict=True))
+    found = host.in_parallel(partial(_best_start, tries, ridges), zip(x, natural_zero, strict=True))
     locations, scores = zip(*found)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *locations), np.array(scores)
 
@@ -295,7 +295,7 @@ def fit_statistics(
         Hyperparameters of the locations, locations and then log scales as simple as `NEGLIGIBLE` lets them be, held-out
         residuals, `(m, n)`, and what both add to the held-out log score, `(2, n)`.
     """
-    parts = in_parallel(partial(_fit_group, steps, transform, at, rows, x, start), at.groups(len(x)))
+    parts = host.in_parallel(partial(_fit_group, steps, transform, at, rows, x, start), at.groups(len(x)))
     locations, functions, log_scales, residuals, improvements = zip(*parts)
     location = jax.tree.map(lambda *leaves: np.concatenate(leaves), *locations)
     together = RidgeFunctions.together([*functions, *log_scales])

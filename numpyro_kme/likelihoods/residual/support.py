@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from numpyro_kme._core import Array, in_parallel, robust_standard_deviation
+from numpyro_kme._core import Array, host, robust_standard_deviation
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
 from numpyro_kme.likelihoods.residual.ridge import features
@@ -112,7 +112,7 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
     if not bounds or len(rows) < FEWEST * (at.dim + 1):
         n = s.shape[1]
         return SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n)), s
-    coefficients, width, side, statistics, _ = zip(*in_parallel(partial(_best_line, at, rows), s.T))
+    coefficients, width, side, statistics, _ = zip(*host.in_parallel(partial(_best_line, at, rows), s.T))
     lines = np.array(coefficients)
     return SupportBounds(lines[:, 0], lines[:, 1:], np.array(width), np.array(side)), np.stack(statistics, axis=1)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import Array, checks, in_present_precision, numpy_function, to_host
+from numpyro_kme._core import Array, checks, host, in_present_precision, numpy_function
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
@@ -145,7 +145,7 @@ class ResidualSurrogate(Surrogate):
     @cached_property
     def brief(self) -> "ResidualSurrogate":
         """Implement `LikelihoodAt.brief`: with the density in float32."""
-        return replace(self, density=to_host(self.density, np.float32))
+        return replace(self, density=host.to_host(self.density, np.float32))
 
     def within(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> LikelihoodAt:
         """Implement `Surrogate.within`: the integral of the density over the intervals."""
