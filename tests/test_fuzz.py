@@ -89,7 +89,7 @@ def ridge(f):
 
 def embedding(f):
     found = kme.embeddings.MeanEmbedding(f.kernel(), f.points(), f.weights())
-    return found(f.points(3)), found.squared_norm(), found.expectation(f.column())
+    return found(f.points(3)), found.inner(found), found.expectation(f.column())
 
 
 def measure(f):

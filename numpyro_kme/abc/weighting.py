@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import scipy
 from jax.typing import ArrayLike
-from scipy.special import logsumexp, softmax
+from scipy.special import softmax
 
 from numpyro_kme._core import checks, door, in_jax_types, numpy_rng, shown, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
@@ -17,7 +16,7 @@ from numpyro_kme.kernels import low_rank, median_heuristic
 from numpyro_kme.kernels.base import Kernel, num_points
 from numpyro_kme.kernels.low_rank import REGULARISATIONS
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.samplers.importance import effective_size
+from numpyro_kme.samplers.importance import SMALLEST, effective_size, tempered
 
 ACCEPTED, LEAST = 0.02, 50.0
 """Default acceptance rate, and for soft weights the effective sample size relative to all, but at least so many."""
@@ -159,16 +158,10 @@ def _checked(name, values, advice="Check the discrepancy and the simulations.") 
 
 def _for_effective_size(distance: np.ndarray, size: float) -> float:
     from_least = distance - distance.min()
-    varied = bool(from_least.max() > 0)
+    largest = float(from_least.max())
+    varied = largest > 0
     checks.require(varied, "All discrepancies are equal. Check the simulations, or compare something else of them.")
-
-    def excess(log_epsilon):
-        logs = -from_least / np.exp(log_epsilon)
-        return 2.0 * logsumexp(logs) - logsumexp(2.0 * logs) - np.log(size)
-
-    scale = np.log(from_least.max())
-    low, high = scale - 60.0, scale + 5.0
-    return float(np.exp(low if excess(low) >= 0 else scipy.optimize.brentq(excess, low, high)))
+    return largest / tempered(-from_least / largest, np.exp(-SMALLEST), size, halvings=50)[0]
 
 
 REGULARISATION = REGULARISATIONS[REGULARISATIONS > 1e-7]

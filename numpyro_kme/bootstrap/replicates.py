@@ -9,24 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, child, data_of, fold_in, frozen, jitted, programs, split
+from numpyro_kme.bootstrap.least_squares import LARGEST_REMAINING, MOST_STEPS
 from numpyro_kme.bootstrap.look import BootstrapProblem, Look
-from numpyro_kme.bootstrap.rounds import HARMLESS, Explored, explore
+from numpyro_kme.bootstrap.rounds import CHECKED, HARMLESS, Explored, explore
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings, with_full_data
 from numpyro_kme.kernels.base import num_points
 from numpyro_kme.losses.base import Family, Loss, Nodes
 
 NUM_PILOTS = 128
 """Reweightings that say where to simulate."""
-MOST_STEPS = 200
-"""Steps of a minimisation."""
 STALLED = 3
 """Steps without progress after which it ends; a line search may fail once or twice in float32 and go on."""
-SHORT = 1e-4
-"""A step that is shorter, in standard deviations of the prior, is no progress."""
 FOLLOWED = 16
 """Prior draws that are followed on the full data; a replicate starts from the minimum that is best for its own."""
-CHECKED = 16
-"""Replicates that are minimised again with other noise."""
 SMALL = 0.05
 """A minimum has converged when its Newton step is at most this many posterior standard deviations."""
 
@@ -249,7 +244,7 @@ def minimised_bootstrap(
 
 
 def _minimise(function: Callable, start: jax.Array, scale: np.ndarray):
-    """Minimiser, its value and gradient, by L-BFGS; steps are judged in units of `scale`."""
+    """Minimiser, its value and gradient, by L-BFGS; steps are judged in units of `scale`, the prior's deviations."""
     import optax
 
     solver = optax.lbfgs()
@@ -260,7 +255,7 @@ def _minimise(function: Callable, start: jax.Array, scale: np.ndarray):
         value, gradient = slope(u, state=state)
         update, state = solver.update(gradient, state, u, value=value, grad=gradient, value_fn=function)
         gained = last - value > jnp.finfo(value.dtype).eps * jnp.abs(value)
-        stalls = ~gained | (jnp.max(jnp.abs(update) / scale) < SHORT)
+        stalls = ~gained | (jnp.max(jnp.abs(update) / scale) < LARGEST_REMAINING)
         return optax.apply_updates(u, update), state, count + 1, value, jnp.where(stalls, stalled + 1, 0)
 
     def going(carry):

@@ -21,7 +21,7 @@ from numpyro_kme.losses.base import vectors
 FEATURES = 250
 """Length of an embedding at most; the tolerance of features decides before, but for data of many dimensions."""
 CHECKED = 32
-"""Minima at which a round simulates."""
+"""Minima at which a round simulates; replicates that are minimised again with other noise."""
 MOST_ROUNDS = 12
 """Rounds at most; problems that are narrower than their prior take three to five."""
 HARMLESS = 0.1

@@ -53,26 +53,12 @@ class MeanEmbedding:
 
     @full_precision
     def inner(self, other: "MeanEmbedding") -> Any:
-        """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel."""
+        """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel, or itself."""
         checks.require(
             len({jax.tree.structure(embedding.kernel) for embedding in (self, other)}) == 1,
             f"Inner products need one kernel for both embeddings; got {self.kernel} and {other.kernel}.",
         )
         return other.weights @ self(other.points)
-
-    def squared_norm(self) -> Any:
-        """Squared norm `|mu|^2 = sum_ij w_i w_j k(x_i, x_j)`."""
-        return self.inner(self)
-
-    def squared_distance(self, other: "MeanEmbedding") -> Any:
-        """Squared distance `|mu - nu|^2`: for weights that sum to one, the squared MMD of two measures.
-
-        Raises:
-            RuntimeError: If it is negative by more than rounding: the kernel is not positive definite.
-        """
-        norms, cross = self.squared_norm() + other.squared_norm(), 2.0 * self.inner(other)
-        checks.v_statistic("The squared distance", norms - cross, abs(norms) + abs(cross))
-        return norms - cross
 
     @full_precision
     def expectation(self, values: ArrayLike) -> Any:

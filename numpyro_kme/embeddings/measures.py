@@ -10,7 +10,6 @@ by weighted points: a quasi-random set drawn from the measure stands in for it.
 
 import abc
 from dataclasses import field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -47,10 +46,6 @@ class Measure(abc.ABC):
     @abc.abstractmethod
     def as_points(self) -> "Points":
         """Weighted points that stand for the measure."""
-
-    @abc.abstractmethod
-    def moments(self) -> tuple[Any, Any]:
-        """Mean `(D,)` and covariance `(D, D)`."""
 
     @abc.abstractmethod
     def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
@@ -105,13 +100,6 @@ class Points(Measure):
     def product_embedding(self, kernel_a, a, kernel_b, b):
         """`sum_t weights_t k_a(a_i, points_t) k_b(points_t, b_j)`."""
         return (kernel_a.gram(a, self.points) * self.probabilities[None, :]) @ kernel_b.gram(self.points, b)
-
-    @full_precision
-    def moments(self):
-        """Weighted mean and covariance."""
-        mean = self.probabilities @ self.points
-        centred = self.points - mean[None, :]
-        return mean, (centred * self.probabilities[:, None]).T @ centred
 
     def sample(self, rng_key, n):
         """Points drawn with replacement."""
@@ -233,14 +221,6 @@ class NormalMixture(Measure):
         logs = log_mass[:, None, None] - 0.5 * apart + Gaussian(total[0]).log_gram(a, b)[None]
         return xp.tensordot(self.weights, xp.exp(logs), axes=1)
 
-    @full_precision
-    def moments(self):
-        """Mean and covariance of the mixture."""
-        mean = self.weights @ self.means
-        centred = self.means - mean[None, :]
-        within = namespace(self).tensordot(self.weights, self.covariances, axes=1)
-        return mean, within + (centred * self.weights[:, None]).T @ centred
-
     @numpy_function
     def sample(self, rng_key, n):
         """Independent draws."""
@@ -294,7 +274,6 @@ def _widened(covariances: Any, length_scale: Any, xp: Any) -> tuple[Any, Any, An
     return unit, scaled, xp.linalg.inv(factor), log_mass
 
 
-@lru_cache(maxsize=8)
 def _quasi_normals(n: int, dim: int) -> np.ndarray:
     sobol = scipy.stats.qmc.Sobol(dim, scramble=True, rng=np.random.default_rng(0))
     points = sobol.random_base2(int(np.ceil(np.log2(n))))

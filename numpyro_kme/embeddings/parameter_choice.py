@@ -1,6 +1,6 @@
 """Kernels and regularisation of kernel Bayes' rule and its filter, from the data: K folds, and a held-out half."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -118,18 +118,17 @@ def choose_by_folds(
         num_folds: `K`, from 2 to `n / 2`.
         compare_in: Kernel of the norm; the candidate's `kernel_x` when left out.
         tolerance: Of the low-rank factors.
-    Cost: for each kernel one factor of rank `r`, `n r^2`; for each candidate `K n r^2`.
+    Cost: for each candidate factors of rank `r`, `2 n r^2`, and `K n r^2` for the folds.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
-    factor = _factors(tolerance)
+    in_one = None if compare_in is None else LowRank.fit(compare_in, x, tolerance=tolerance).values
 
-    def error(one, fold):
-        of_x, of_y = factor(one.kernel_x, x).values, factor(one.kernel_y, y).values
-        norm = of_x if compare_in is None else factor(compare_in, x).values
+    def error(one, of_x, of_y, fold):
+        norm = of_x if in_one is None else in_one
         rest, weights = _held_out(one, of_x, of_y, fold, of_y[fold].mean(axis=0))
         return np.sum(np.square(norm[rest].T @ weights - norm[fold].mean(axis=0)))
 
-    return _least_over_folds(rng_key, x, y, settings, num_folds, error)
+    return _least_over_folds(rng_key, x, y, settings, num_folds, tolerance, error)
 
 
 @door
@@ -159,27 +158,30 @@ def choose_by_prediction(
     checks.concrete(x=x)
     checks.table("x", x)
     table = np.asarray(x, np.float64)
-    factor = _factors(tolerance)
 
-    def error(one, fold):
-        of_y = factor(one.kernel_y, y).values
-        rest, weights = _held_out(one, factor(one.kernel_x, x).values, of_y, fold, of_y[fold].T)
+    def error(one, of_x, of_y, fold):
+        rest, weights = _held_out(one, of_x, of_y, fold, of_y[fold].T)
         with np.errstate(divide="ignore", invalid="ignore"):
             means = (weights / weights.sum(axis=0)).T @ table[rest]
         return np.sum(np.square(means - table[fold])) / len(table)
 
-    return _least_over_folds(rng_key, x, y, settings, num_folds, error)
+    return _least_over_folds(rng_key, x, y, settings, num_folds, tolerance, error)
 
 
-def _least_over_folds(rng_key, x, y, settings, num_folds, error) -> ChosenSettings:
-    """Sum the errors `error(candidate, fold)` over random folds."""
+def _least_over_folds(rng_key, x, y, settings, num_folds, tolerance, error) -> ChosenSettings:
+    """Sum the errors `error(candidate, features of x, of y, fold)` over random folds."""
     checks.concrete(rng_key=rng_key, x=x, y=y)
     checks.key(rng_key)
     n = num_pairs(x, y)
     checks.whole("num_folds", num_folds, 2)
     checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")
     folds = np.array_split(np.asarray(jax.random.permutation(rng_key, n)), num_folds)
-    return _least(settings, lambda one: sum(error(one, fold) for fold in folds))
+
+    def total(one):
+        of_x, of_y = (LowRank.fit(*of, tolerance=tolerance).values for of in ((one.kernel_x, x), (one.kernel_y, y)))
+        return sum(error(one, of_x, of_y, fold) for fold in folds)
+
+    return _least(settings, total)
 
 
 def _held_out(settings, of_x, of_y, fold, phi):
@@ -189,19 +191,6 @@ def _held_out(settings, of_x, of_y, fold, phi):
     mu = solves.ridge(u, len(rest) * settings.regularisation, u @ u.mean(axis=0))
     delta = 2.0 * settings.regularisation if settings.delta is None else settings.delta
     return rest, posterior_weights(mu, of_y[rest], delta, phi)[0]
-
-
-def _factors(tolerance: float) -> Callable[[Kernel, PointSet], LowRank]:
-    """`LowRank.fit` that factorises once for each kernel and sample."""
-    made: dict[tuple[int, int], LowRank] = {}
-
-    def factor(kernel, points):
-        key = id(kernel), id(points)
-        if key not in made:
-            made[key] = LowRank.fit(kernel, points, tolerance=tolerance)
-        return made[key]
-
-    return factor
 
 
 @door

@@ -274,10 +274,10 @@ def describe(posterior: LearntPosterior) -> dict[str, Any]:
         prefix = f"{site}: " if len(posterior.likelihoods) > 1 else ""
         for name, value in found.items():
             info[prefix + name] = value
-    for site, measure in drawn.measures.items() if posterior.learn_prior else ():
-        mean, covariance = measure.moments()
-        info[f"prior mean of {site}"] = np.asarray(mean)
-        info[f"prior sd of {site}"] = np.sqrt(np.diagonal(covariance))
+    normals: Any = drawn.measures.items() if posterior.learn_prior else ()
+    for site, normal in normals:
+        info[f"prior mean of {site}"] = np.asarray(normal.means[0])
+        info[f"prior sd of {site}"] = np.sqrt(np.diagonal(normal.covariances[0]))
     if simulations.failures or simulations.repeated:
         info["simulations that failed"] = simulations.describe_failures()
     info |= drawn.info

@@ -54,20 +54,7 @@ def log_pseudo_likelihood(x: Array, landmarks: Array, length_scale: Any, noise: 
     Cost: `q^3 + n q D^2`.
     References: Flaxman et al. (2016), UAI, section 4.
     """
-    log_volume = _log_volumes(*_features(x, landmarks, length_scale)).sum()
-    return _log_normal(x, landmarks, length_scale, noise, reach) + log_volume
-
-
-def _features(x, landmarks, length_scale):
-    """Logs of the features, `(n, q)`, and what multiplies each in its gradient, `(n, q, D)`."""
-    apart = landmarks[None] - x[:, None]
-    square = length_scale * length_scale
-    return -0.5 * (apart * apart).sum(axis=-1) / square, apart / square
-
-
-def _log_normal(x, landmarks, length_scale, noise, reach):
-    """Log density of the features."""
-    log_features, _ = _features(x, landmarks, length_scale)
+    log_features, rows = _features(x, landmarks, length_scale)
     xp, (n, q) = namespace(log_features, noise, reach), log_features.shape
     features = xp.exp(log_features)
     mean = features.mean(axis=0)
@@ -76,7 +63,14 @@ def _log_normal(x, landmarks, length_scale, noise, reach):
     white = xp.linalg.solve(factor, math.sqrt(n) * mean)
     about_mean = -0.5 * white @ white - xp.log(xp.diagonal(factor)).sum()
     rest = -0.5 * xp.square(features - mean[None]).sum() / (noise * noise) - (n - 1) * q * xp.log(noise)
-    return about_mean + rest - 0.5 * n * q * math.log(2.0 * math.pi)
+    return about_mean + rest - 0.5 * n * q * math.log(2.0 * math.pi) + _log_volumes(log_features, rows).sum()
+
+
+def _features(x, landmarks, length_scale):
+    """Logs of the features, `(n, q)`, and what multiplies each in its gradient, `(n, q, D)`."""
+    apart = landmarks[None] - x[:, None]
+    square = length_scale * length_scale
+    return -0.5 * (apart * apart).sum(axis=-1) / square, apart / square
 
 
 def _log_volumes(logs, rows):
@@ -144,38 +138,31 @@ def learn_length_scale(rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int =
 
 
 def _search(table, landmarks, reach, median) -> LearntLengthScale:
-    def at(log_scale):
-        """The best noise at a length scale, and the log pseudo-likelihood with it."""
-        scale = np.exp(log_scale)
-        with np.errstate(all="ignore"):
-            volume = _log_volumes(*_features(table, landmarks, scale)).sum()
-            noise = scipy.optimize.minimize_scalar(
-                lambda t: loss(scale, np.exp(t)), bounds=np.log([1e-2, 10.0]), method="bounded"
-            )
-        value = volume - noise.fun
-        return np.exp(noise.x), value if np.isfinite(value) else -np.inf
-
-    def loss(scale, noise):
+    def loss(at):
         try:
-            value = -_log_normal(table, landmarks, scale, noise, reach)
+            with np.errstate(all="ignore"):
+                value = -log_pseudo_likelihood(table, landmarks, *np.exp(at), reach)
         except np.linalg.LinAlgError:
             return np.inf
         return value if np.isfinite(value) else np.inf
 
-    tried = np.log(MULTIPLES * median)
-    values = np.array([at(log_scale)[1] for log_scale in tried])
-    best = int(np.argmax(values))
+    def start(scale):
+        """A length scale with the noise of the features about their mean."""
+        features = np.exp(_features(table, landmarks, scale)[0])
+        return np.clip(np.log([scale, np.sqrt(np.mean(features.var(axis=0)))]), *np.transpose(bounds))
+
+    scales = MULTIPLES * median
+    bounds = [(np.log(scales[0]), np.log(median)), (np.log(1e-2), np.log(10.0))]
+    best = min(map(start, scales), key=loss)
     checks.require(
-        np.isfinite(values[best]),
-        f"The pseudo-likelihood is not finite at length scales from {MULTIPLES[0] * median:.3g} to {median:.3g}: are "
+        np.isfinite(loss(best)),
+        f"The pseudo-likelihood is not finite at length scales from {scales[0]:.3g} to {median:.3g}: are "
         f"there enough different points among the {len(table)}, more than columns?",
         np.linalg.LinAlgError,
     )
-    around = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
-    refined = scipy.optimize.minimize_scalar(lambda log_scale: -at(log_scale)[1], bounds=around, method="bounded").x
-    log_scale = max(refined, tried[best], key=lambda log_scale: at(log_scale)[1])
-    noise, value = at(log_scale)
-    return LearntLengthScale(float(np.exp(log_scale)), float(noise), float(value))
+    found = scipy.optimize.minimize(loss, best, method="Nelder-Mead", bounds=bounds)
+    length_scale, noise = np.exp(found.x)
+    return LearntLengthScale(float(length_scale), float(noise), float(-found.fun))
 
 
 @numpy_function

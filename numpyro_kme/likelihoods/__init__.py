@@ -14,13 +14,8 @@ from numpyro_kme.likelihoods.semi_automatic import SemiAutomaticStatistics
 from numpyro_kme.likelihoods.trials.form import KernelExponentialFamily
 
 __all__ = ["FittedLikelihood", "KernelMeansLikelihood", "KernelMeansPosterior", "fit_likelihood"]
-__all__ += [
-    "KernelExponentialFamily",
-    "KernelMeans",
-    "KernelStatistics",
-    "OfStatistics",
-    "ResidualKernelMeans",
-]  # forms
+# forms
+__all__ += ["KernelExponentialFamily", "KernelMeans", "KernelStatistics", "OfStatistics", "ResidualKernelMeans"]
 __all__ += ["DenseSolve", "Learner", "LeaveOneOut", "LowRankSolve", "MarginalLikelihood", "Tied"]  # published form
 __all__ += ["SelectedStatistics", "SemiAutomaticStatistics"]  # learnt statistics
 __all__ += ["Form", "KernelExpansion", "LikelihoodAt", "Surrogate"]  # what an author of a form writes

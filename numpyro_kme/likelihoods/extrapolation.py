@@ -27,9 +27,6 @@ NEGLIGIBLE = 0.05
 12 had 1 to 5 % there, whose largest errors of a mean were .2 to .8 standard deviations, where those of others were .15
 to .4; standard errors are to tell these."""
 
-ROUNDING = 1e-5
-"""Parameters are known to this fraction of the width of the box: some are float32, others float64."""
-
 
 @register
 class Region:
@@ -47,13 +44,13 @@ class Region:
     limit: Array
 
     @classmethod
-    def of(cls, z: np.ndarray, weights: np.ndarray) -> "Region":
-        """The region of coordinates `(m, D)`."""
+    def of(cls, z: np.ndarray, weights: np.ndarray, rounding: float = 1e-5) -> "Region":
+        """The region of coordinates `(m, D)`, which are known to `rounding` of its width: some are float32."""
         first = Repeats.of(z).first  # draws that share coordinates are one simulation
         z = z[first] if len(first) > 1 else z
         ranked = np.sort(z, axis=0)
         outside = np.maximum(z - ranked[-2], 0.0) + np.maximum(ranked[1] - z, 0.0)
-        width = ROUNDING * (ranked[-1] - ranked[0])  # more than none, where several calls have the same parameters
+        width = rounding * (ranked[-1] - ranked[0])  # more than none, where several calls have the same parameters
         limit = np.sqrt(max(np.max(np.square(outside) @ weights), np.square(width) @ weights))
         return cls(ranked[0], ranked[-1], np.asarray(weights), limit)
 

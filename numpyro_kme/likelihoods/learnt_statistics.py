@@ -196,10 +196,6 @@ class StatisticsSurrogate(TransformedSurrogate):
         )
 
 
-WAVES = 3
-"""Functions of each number whose correlations are tested."""
-
-
 @frozen
 class SelectedStatistics(Statistics):
     r"""Statistics chosen among many that depend on the parameters, each as it is.
@@ -247,11 +243,11 @@ class SelectedStatistics(Statistics):
         return Learnt(statistics, statistics(x))
 
 
-def cosines_of_ranks(column: np.ndarray) -> np.ndarray:
+def cosines_of_ranks(column: np.ndarray, waves: int = 3) -> np.ndarray:
     """`cos(k pi u)` of the ranks `u` of numbers `(m,)`, between 0 and 1 and equal where these are, `(m, k)`."""
     _, which, counts = np.unique(column, return_inverse=True, return_counts=True)
     rank = (np.cumsum(counts) - 0.5 * counts)[which] / len(column)
-    return np.cos(np.pi * np.outer(rank, np.arange(1, WAVES + 1)))
+    return np.cos(np.pi * np.outer(rank, np.arange(1, waves + 1)))
 
 
 def orthonormal(columns: np.ndarray) -> np.ndarray:

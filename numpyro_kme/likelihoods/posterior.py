@@ -1,6 +1,5 @@
 """The kernel means posterior: density, embedding, moments and predictions, in closed form where there is one."""
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, frozen, numpy_function
+from numpyro_kme._core import checks, frozen
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.gram import matvec
@@ -114,26 +113,6 @@ class KernelMeansPosterior:
         dim = measure.dim
         mean, between = signed_moments(np.asarray(tilted.means).reshape(-1, dim), weights.ravel())
         return mean, between + np.einsum("jk,kde->de", weights, tilted.covariances)
-
-    def mean(self) -> np.ndarray:
-        """Mean of the signed posterior, `(D,)`."""
-        return self.moments[0]
-
-    def covariance(self) -> np.ndarray:
-        """Covariance of the signed posterior, `(D, D)`."""
-        return self.moments[1]
-
-    @numpy_function
-    def expectation(self, function: Callable, *, positive: bool = False) -> np.ndarray:
-        """Posterior expectation of `function(z)` for one point `(D,)`, by weighted particles.
-
-        Args:
-            function: Traceable; any output shape.
-            positive: Use the positive part of the posterior, normalised, instead of the signed one.
-        """
-        particles = self._particles
-        weights = particles.positive_weights if positive else particles.weights
-        return np.tensordot(weights, np.asarray(jax.vmap(function)(particles.particles), np.float64), axes=1)
 
     def weighted_particles(self, rng_key: jax.Array, n: int) -> WeightedParticles:
         """Particles that cover the posterior, with signed weights, by adaptive importance sampling."""

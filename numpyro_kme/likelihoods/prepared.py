@@ -14,9 +14,7 @@ from numpyro_kme._core import checks
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import LikelihoodAt, SignedLog
 from numpyro_kme.likelihoods.success import Success
-
-BLOCK = 1024
-"""Densities that NumPy evaluates together: what they need stays in a processor's cache."""
+from numpyro_kme.samplers.importance import BATCH
 
 Bounds = tuple[np.ndarray, np.ndarray]
 """Lowest and highest values of entries that were not observed otherwise, infinite where nothing is known."""
@@ -68,7 +66,7 @@ class PreparedLikelihood(LikelihoodAt):
     def log_densities(self, z: np.ndarray) -> np.ndarray:
         """`log_density` at points `(k, *groups, D)` by NumPy, over the broadcast batch shape, `(k, *batch)`."""
         z = z.reshape(len(z), *(1,) * (len(self.lead) - (z.ndim - 2)), *z.shape[1:])
-        size = max(1, BLOCK // prod(self.lead))
+        size = max(1, BATCH // prod(self.lead))
         blocks = np.split(z, range(size, len(z), size))
         return np.concatenate([np.asarray(self._over("log_density", b, 1) + self._log_success(b)) for b in blocks])
 

@@ -15,9 +15,6 @@ from scipy import special
 from numpyro_kme._core import Array
 from numpyro_kme.kernels.base import namespace, register
 
-WIDTH = 10.0
-"""Standard deviation of the normal prior of coefficients: steep enough for failures beyond a sharp edge."""
-
 
 @register
 class Success:
@@ -35,7 +32,9 @@ class Success:
         return -xp.logaddexp(0.0, -(_columns(z, xp) @ xp.asarray(self.coefficients).astype(z.dtype)))
 
 
-def fit_success(z: Mapping[str, np.ndarray], draws: Mapping[str, int], succeeded: np.ndarray) -> dict[str, Success]:
+def fit_success(
+    z: Mapping[str, np.ndarray], draws: Mapping[str, int], succeeded: np.ndarray, width: float = 10.0
+) -> dict[str, Success]:
     """Learn from simulations that succeeded and failed, by penalised maximum likelihood; each failure is one of some
     call at some site.
 
@@ -43,6 +42,7 @@ def fit_success(z: Mapping[str, np.ndarray], draws: Mapping[str, int], succeeded
         z: Coordinates of the calls at each simulator site, `{site: (m, calls, D)}`.
         draws: How many outputs each of these calls stands for.
         succeeded: Which simulations succeeded, `(m,)`.
+        width: Standard deviation of the normal prior of coefficients: steep enough for failures beyond a sharp edge.
     """
     columns = {name: _columns(value, np) for name, value in z.items()}
     ends = np.cumsum([value.shape[-1] for value in columns.values()])
@@ -55,7 +55,7 @@ def fit_success(z: Mapping[str, np.ndarray], draws: Mapping[str, int], succeeded
             slopes.append(np.einsum("mc,mcp->mp", draws[name] * special.expit(-f), columns[name]))
         value = np.sum(np.where(succeeded, log_s, np.log(-np.expm1(log_s))))
         slope = np.where(succeeded, 1.0, -1.0 / np.expm1(-log_s)) @ np.concatenate(slopes, axis=1)
-        return 0.5 * np.sum(np.square(w / WIDTH)) - value, w / WIDTH**2 - slope
+        return 0.5 * np.sum(np.square(w / width)) - value, w / width**2 - slope
 
     found = scipy.optimize.minimize(loss, np.zeros(ends[-1]), jac=True, method="L-BFGS-B").x
     return {name: Success(part) for name, part in zip(columns, np.split(found, ends[:-1]))}

@@ -43,10 +43,7 @@ class TransformedSurrogate(Surrogate):
 
     @abc.abstractmethod
     def transformed(self, rows: np.ndarray) -> np.ndarray:
-        """`s`, `(R, k)`, of outputs `(R, n_raw)` in float64."""
-
-    def require_possible(self, rows: np.ndarray) -> None:
-        """Raise for observations `(R, n_raw)` that nothing is known of; by default there are none."""
+        """`s`, `(R, k)`, of outputs `(R, n_raw)` in float64; raises for those that nothing is known of."""
 
     def _of(self, y: Any, *lead: int) -> np.ndarray:
         """`s`, `(*lead, k)`, of concrete outputs `(*lead, *event)`."""
@@ -61,15 +58,11 @@ class TransformedSurrogate(Surrogate):
 
     def at(self, y: Any) -> LikelihoodAt:
         """The likelihood at one observation `(*event)`, concrete."""
-        s = self._of(y)
-        self.require_possible(np.asarray(y, np.float64).reshape(1, -1))
-        return self.inner.at(s)
+        return self.inner.at(self._of(y))
 
     def at_rows(self, rows: np.ndarray, axes: int = 1) -> LikelihoodAt:
         """The likelihood at several outputs."""
-        s, lead = self._of(rows, *rows.shape[:axes]), math.prod(rows.shape[:axes])
-        self.require_possible(np.asarray(rows, np.float64).reshape(lead, -1))
-        return self.inner.at_rows(s, axes)
+        return self.inner.at_rows(self._of(rows, *rows.shape[:axes]), axes)
 
     def informativeness(self) -> tuple[str, np.ndarray]:
         """Implement `Surrogate.informativeness`, of `s`."""
@@ -143,9 +136,10 @@ class RecordedSurrogate(TransformedSurrogate):
 
     def transformed(self, rows: np.ndarray) -> np.ndarray:
         """Outputs `(R, n)`, NaN where nothing was recorded, and their indicators, `(R, n + k)`."""
+        self._require_possible(rows)
         return np.concatenate([rows, ~np.isnan(rows[:, list(self.partly)])], axis=1)
 
-    def require_possible(self, rows: np.ndarray) -> None:
+    def _require_possible(self, rows: np.ndarray) -> None:
         """Raise where entries are lost or recorded as they are in no simulation."""
         lost = np.isnan(rows)
         always = np.delete(np.arange(rows.shape[1]), self.partly)

@@ -20,10 +20,10 @@ ONE_NORMAL = 0.5
 """Part of a proposal that is one normal: in many dimensions so few kernels are far from one."""
 DEFENSIVE = 0.1
 """Part of the measure in a proposal."""
-SMALLEST, HALVINGS = -60.0, 14
-"""Log of the smallest power of a likelihood, relative to the largest; how often the search halves an interval."""
+SMALLEST = -60.0
+"""Log of the smallest power of a likelihood, relative to the largest."""
 BATCH = 1024
-"""Points at which a likelihood is evaluated together."""
+"""Points at which a likelihood is evaluated together: what they need stays in a processor's cache."""
 
 
 class SignedLikelihood(Protocol):
@@ -52,17 +52,6 @@ class WeightedParticles:
         """Weights of the positive part of the posterior, normalised again, `(n,)`."""
         positive = np.maximum(np.asarray(self.weights), 0.0)
         return positive / positive.sum()
-
-    @property
-    def effective_size(self) -> float:
-        """Effective number of particles of the positive part, `1 / sum_i w_i^2`."""
-        return float(effective_size(self.positive_weights))
-
-    @property
-    def negative_proportion(self) -> float:
-        """Share of the negative weights in the sum of absolute weights."""
-        weights = np.asarray(self.weights)
-        return float(np.sum(np.maximum(-weights, 0.0)) / np.sum(np.abs(weights)))
 
 
 @numpy_function
@@ -171,8 +160,10 @@ def _normalised(particles, sign, log_size) -> WeightedParticles:
     return WeightedParticles(np.asarray(particles), weights / total, largest + np.log(total))
 
 
-def tempered(log_weights: np.ndarray, most: float, effective: float) -> tuple[float, np.ndarray, float]:
-    """The largest power up to `most` at which weights keep an effective number, by bisection.
+def tempered(
+    log_weights: np.ndarray, most: float, effective: float, halvings: int = 14
+) -> tuple[float, np.ndarray, float]:
+    """The largest power up to `most` at which weights keep an effective number, by so many halvings of an interval.
 
     Returns:
         The power, the weights to this power, normalised, and the log of their mean. Where no weight is positive and
@@ -185,7 +176,7 @@ def tempered(log_weights: np.ndarray, most: float, effective: float) -> tuple[fl
     relative, low, high = log_weights - peak, SMALLEST, 0.0
     power = most
     if effective_size(np.exp(most * relative)) < effective:
-        for _ in range(HALVINGS):
+        for _ in range(halvings):
             middle = 0.5 * (low + high)
             enough = effective_size(np.exp(most * np.exp(middle) * relative)) >= effective
             low, high = (middle, high) if enough else (low, middle)

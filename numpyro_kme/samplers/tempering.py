@@ -23,8 +23,6 @@ from numpyro_kme.samplers.importance import systematic, tempered
 JUMP = 0.3
 """Probability of a proposal by a difference. With 0.5 the effective draws for each evaluation change by at most a third
 on ten targets in two to fifteen dimensions, with 0.15 by a quarter on four of them."""
-RIDGE = 1e-9
-"""Added to the diagonal of correlation matrices."""
 DEGREES = 4.0
 """Degrees of freedom `nu` of the Student distribution."""
 
@@ -58,11 +56,11 @@ class ProposalDistribution(NamedTuple):
     inverse: np.ndarray
 
     @classmethod
-    def fit(cls, particles: np.ndarray) -> "ProposalDistribution":
-        """The proposal that fits particles `(N, D)`."""
+    def fit(cls, particles: np.ndarray, ridge: float = 1e-9) -> "ProposalDistribution":
+        """The proposal that fits particles `(N, D)`, with a `ridge` on the diagonal of their correlations."""
         mean, sd = particles.mean(axis=0), np.maximum(particles.std(axis=0), np.finfo(particles.dtype).tiny)
         standard = (particles - mean) / sd
-        root = np.linalg.cholesky(standard.T @ standard / len(particles) + RIDGE * np.eye(len(mean)))
+        root = np.linalg.cholesky(standard.T @ standard / len(particles) + ridge * np.eye(len(mean)))
         return cls(particles, mean, sd, root, np.linalg.inv(root))
 
     def propose(self, rng: np.random.Generator, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

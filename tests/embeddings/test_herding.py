@@ -71,18 +71,10 @@ def test_signed_embeddings(rng):
     reference = numpy_herding(values, candidates, 30)
 
     def distance(chosen):
-        return float(MeanEmbedding(K.Gaussian(SCALE), candidates[chosen]).squared_distance(signed))
+        found = MeanEmbedding(K.Gaussian(SCALE), candidates[chosen])
+        return float(found.inner(found) - 2.0 * found.inner(signed) + signed.inner(signed))
 
     assert distance(order) == pytest.approx(distance(reference), rel=1e-3)
-
-
-def test_other_points_and_kernels(rng):
-    sets = rng.normal(size=(40, 6, 2)) + rng.normal(size=(40, 1, 2))
-    kernel = K.EmpiricalMeasure(K.Laplace(1.0), 0.5)
-    values = np.asarray(kernel.gram(sets)).mean(0)
-    order = herd(kernel, values, sets, 5)
-    assert order[0] == np.argmax(values)
-    assert len(set(np.asarray(order).tolist())) > 1
 
 
 def test_bad_input():

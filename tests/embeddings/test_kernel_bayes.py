@@ -183,34 +183,22 @@ def test_filter_by_dense_formulas(rng):
     x, following, y, n = states[:-1], states[1:], seen[:-1], 50
     gram_x, gram_y = gram(x, x, sx), gram(y, y, sy)
     ridge = np.linalg.inv(gram_x + n * eps * np.eye(n))
-    alphas = [np.linalg.solve(gram_y + n * eps * np.eye(n), gram(y, new[:1], sy)[:, 0])]
-    mus = []
-    for t in range(1, len(new)):
-        mus.append(ridge @ gram(x, following, sx) @ ridge @ gram_x @ alphas[-1])
-        alphas.append(dense_rule(mus[-1], gram_y, delta) @ gram(y, new[t : t + 1], sy)[:, 0])
-    filtered = found.filter(new, normalise=False)
-    np.testing.assert_allclose(found.predict(filtered[0]), mus[0], atol=1e-5)
-    np.testing.assert_allclose(found.predict(filtered[:-1]), np.stack(mus), atol=1e-5)
-    np.testing.assert_allclose(found.means(found.predict(filtered[0])), mus[0] @ x / mus[0].sum(), atol=1e-5)
+    for unit, normalise in ((lambda w: w, False), (lambda w: w / w.sum(), True)):
+        alphas, mus = [np.linalg.solve(gram_y + n * eps * np.eye(n), gram(y, new[:1], sy)[:, 0])], []
+        for t in range(1, len(new)):
+            mus.append(ridge @ gram(x, following, sx) @ ridge @ gram_x @ unit(alphas[-1]))
+            alphas.append(dense_rule(mus[-1], gram_y, delta) @ gram(y, new[t : t + 1], sy)[:, 0])
+        filtered = found.filter(new, normalise=normalise)
+        np.testing.assert_allclose(filtered, np.stack(alphas), atol=1e-5)
+        np.testing.assert_allclose(found.predict(np.stack(list(map(unit, filtered[:-1])))), np.stack(mus), atol=1e-5)
+        smoothed = [alphas[-1]]
+        for alpha in alphas[-2::-1]:
+            operator = dense_rule(ridge @ gram_x @ unit(alpha), gram(following, following, sx), delta)
+            smoothed.append(operator @ gram(following, x, sx) @ unit(smoothed[-1]))
+        np.testing.assert_allclose(found.smooth(filtered, normalise=normalise), np.stack(smoothed[::-1]), atol=1e-4)
+    predicted = found.predict(unit(filtered[0]))
+    np.testing.assert_allclose(found.means(predicted), mus[0] @ x / mus[0].sum(), atol=1e-5)
     np.testing.assert_allclose(found.modes(filtered[2]), found.modes(filtered)[2], rtol=1e-12)
-    np.testing.assert_allclose(filtered, np.stack(alphas), atol=1e-5)
-    scaled = [alphas[0]]
-    for t in range(1, len(new)):
-        mu = ridge @ gram(x, following, sx) @ ridge @ gram_x @ (scaled[-1] / scaled[-1].sum())
-        scaled.append(dense_rule(mu, gram_y, delta) @ gram(y, new[t : t + 1], sy)[:, 0])
-    np.testing.assert_allclose(found.filter(new), np.stack(scaled), atol=1e-5)
-    smoothed = [alphas[-1]]
-    for alpha in alphas[-2::-1]:
-        prior = ridge @ gram_x @ alpha
-        operator = dense_rule(prior, gram(following, following, sx), delta)
-        smoothed.append(operator @ gram(following, x, sx) @ smoothed[-1])
-    np.testing.assert_allclose(found.smooth(filtered, normalise=False), np.stack(smoothed[::-1]), atol=1e-4)
-    smoothed = [alphas[-1]]
-    for alpha in alphas[-2::-1]:
-        prior = ridge @ gram_x @ (alpha / alpha.sum())
-        operator = dense_rule(prior, gram(following, following, sx), delta)
-        smoothed.append(operator @ gram(following, x, sx) @ (smoothed[-1] / smoothed[-1].sum()))
-    np.testing.assert_allclose(found.smooth(filtered), np.stack(smoothed[::-1]), atol=1e-4)
 
 
 def test_filter_and_smoother_improve_on_the_observations(rng):

@@ -235,7 +235,7 @@ ROWS = {
     "KELFI, learnt prior": Row(
         kelfi(form=kme.KernelMeans(), learn_prior=True),
         statistics,
-        PUBLISHED | {"measures": lambda e: e.posterior.drawn.measures["x"].moments()},
+        PUBLISHED | {"measures": lambda e: e.posterior.drawn.measures["x"].means},
         error=2.0,  # another posterior: its prior has the mode at the observation
     ),
     "KELFI, two sites": Row(kelfi(num_rounds=1), two_sites, LEARNT, CHECK),

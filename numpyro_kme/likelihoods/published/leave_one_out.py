@@ -22,15 +22,8 @@ from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import log_positive_part, positive_part
 from numpyro_kme.likelihoods.descent import ravel, unravel
 from numpyro_kme.likelihoods.extrapolation import without_diagonal
-from numpyro_kme.likelihoods.published.learning import Hyperparameters, LearningObjective, TrainingSet
+from numpyro_kme.likelihoods.published.learning import Hyperparameters, Learner, LearningObjective, TrainingSet
 from numpyro_kme.likelihoods.published.solves import cholesky_solve, factorised, inverted, regularised
-
-FLOOR = 0.02
-"""Weight of the prior in the mixture that bounds the loss of one simulation, and the fraction of the mean below which
-ratios count as zero, smoothly, so that gradients pull negative predictions up."""
-
-MOST_HELD_OUT = 2000
-"""Largest number of simulations whose held-out quantities go into a summary."""
 
 
 @numpy_function
@@ -156,14 +149,14 @@ class Summary:
 
 
 def summarise(hyper: Hyperparameters, z: Array, data: Any) -> Summary:
-    """The summary of a fit; one factorisation of at most about `MOST_HELD_OUT` simulations."""
-    training = TrainingSet(np.asarray(z), data).random_subset(MOST_HELD_OUT)
+    """The summary of a fit; one factorisation of about as many simulations, at most, as `Learner` learns from."""
+    training = TrainingSet(np.asarray(z), data).random_subset(Learner.most)
     lam = hyper.regularisation * len(z) / len(training.z)  # the noise variance `m lam` stays
     inverse = inverted(factorised(regularised(hyper.parameter_kernel, training.z, lam)))
     log_gram = log_kernels(hyper.data_kernel, training.data)
     with np.errstate(all="ignore"):
         ratios, _ = density_ratios(inverse, relative_kernels(log_gram.T))
-        score = np.mean(posterior_scores(ratios, FLOOR)[0])
+        score = np.mean(posterior_scores(ratios, LeaveOneOut.floor)[0])
         negative = np.sum(np.maximum(-ratios, 0.0)) / np.sum(np.abs(ratios))
         nearest = np.max(without_diagonal(log_gram), axis=1) - np.diagonal(log_gram)
         return Summary(score, negative, np.quantile(nearest, 0.01))
@@ -182,11 +175,11 @@ class LeaveOneOut(LearningObjective):
 
     Args:
         floor: `w`, the weight of the prior in a defensive mixture, which bounds the loss of a single simulation, and
-            where the smooth positive part levels off.
+            where the smooth positive part levels off, so that gradients pull negative predictions up.
     Cost: a gradient is one Cholesky factorisation, one inverse and five matrix products of size `m`.
     """
 
-    floor: float = FLOOR
+    floor: float = 0.02
 
     def __post_init__(self):
         checks.require(0.0 < self.floor < 1.0, f"`floor` must be between 0 and 1; got {self.floor}.")

@@ -14,19 +14,17 @@ from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.low_rank import LowRank
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.published.learning import Hyperparameters
+from numpyro_kme.samplers.importance import BATCH
 
 MOST_DENSE = 10_000
 """Simulations up to which the solve is dense where none is asked for: 0.8 GB."""
-
-BLOCK = 1024
-"""Rows of a matrix that are formed together."""
 
 
 def regularised(kernel: Gaussian, z: np.ndarray, regularisation: ArrayLike) -> np.ndarray:
     """`L + m lam I`, `(m, m)`, filled by blocks of columns."""
     matrix = np.empty((len(z), len(z)), order="F")
-    for start in range(0, len(z), BLOCK):
-        matrix[:, start : start + BLOCK] = kernel.gram(z, z[start : start + BLOCK])
+    for start in range(0, len(z), BATCH):
+        matrix[:, start : start + BATCH] = kernel.gram(z, z[start : start + BATCH])
     matrix[np.diag_indices(len(z))] += len(z) * np.asarray(regularisation)
     return matrix
 
@@ -194,10 +192,10 @@ class LowRankSolution:
 def _accumulate(factor: LowRank, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`U' U` `(r, r)`, and the diagonal of `L - U U'`, `(m,)`, from blocks of rows of `U`."""
     core, rest = np.zeros((factor.rank, factor.rank)), np.empty(len(z))
-    for start in range(0, len(z), BLOCK):
-        features = factor.features(z[start : start + BLOCK])
+    for start in range(0, len(z), BATCH):
+        features = factor.features(z[start : start + BATCH])
         core += features.T @ features
-        rest[start : start + BLOCK] = 1.0 - np.sum(features * features, axis=1)
+        rest[start : start + BATCH] = 1.0 - np.sum(features * features, axis=1)
     return core, np.maximum(rest, 0.0)
 
 

@@ -21,7 +21,7 @@ from numpyro_kme.likelihoods.base import positive_part
 from numpyro_kme.likelihoods.residual.ridge import log_gaussians
 
 DEFENSIVE = 0.02
-"""Weight `w` of the heavy-tailed component while bandwidths are learnt: bounds the loss of one simulation."""
+"""Weight `w` of the heavy-tailed component while locations and bandwidths are learnt: one outlier teaches nothing."""
 
 PRIOR_COUNT = 0.05
 """The heavy-tailed weight follows the held-out simulations, and this many more of that component, so that it falls as

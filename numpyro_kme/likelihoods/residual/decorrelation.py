@@ -28,9 +28,6 @@ from numpyro_kme.likelihoods.residual.location_scale import Location, explained,
 from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
-CLIP = 5.0
-"""Residuals beyond this many standard deviations say no more about the next ones than this one does."""
-
 AMPLITUDES = 0.03, 0.1, 0.3, 1.0
 """Prior standard deviations of coefficients, in those of the noise: the best, held out, is taken for each residual."""
 
@@ -44,9 +41,9 @@ WORTH = 0.02
 """A residual's curves are kept if they improve on more than this, in nats a simulation, and all if together they do."""
 
 
-def soft_clip(u: Any, xp: Any = np) -> Any:
-    """`h(u) = 5 tanh(u / 5)`."""
-    return CLIP * xp.tanh(u / CLIP)
+def soft_clip(u: Any, xp: Any = np, most: float = 5.0) -> Any:
+    """`h(u) = 5 tanh(u / 5)`: residuals beyond say no more about the next ones than this one does."""
+    return most * xp.tanh(u / most)
 
 
 @register

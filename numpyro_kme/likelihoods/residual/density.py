@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from scipy.special import logsumexp as logsumexp_on_host
@@ -237,14 +238,10 @@ class ResidualAt(LikelihoodAt):
 
 
 def cube(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points of the unit cube `(K, dim)` and log weights `(K,)`: of Gauss and Legendre in one dimension, above it a
-    Kronecker sequence with the generalised golden ratio."""
+    """Points of the unit cube `(K, dim)` and log weights `(K,)`: of Gauss and Legendre in one dimension, above it of
+    Sobol."""
     if dim == 1:
         points, weights = np.polynomial.legendre.leggauss(NODES)
         return 0.5 + 0.5 * points[:, None], np.log(0.5 * weights)
-    ratio = 2.0
-    for _ in range(50):
-        ratio = (1.0 + ratio) ** (1.0 / (dim + 1.0))
-    steps = ratio ** -np.arange(1.0, dim + 1.0)
-    points = (0.5 + np.arange(1, MORE_NODES + 1)[:, None] * steps) % 1.0
+    points = scipy.stats.qmc.Sobol(dim, rng=np.random.default_rng(0)).random(MORE_NODES)
     return points, np.full(MORE_NODES, -np.log(MORE_NODES))

@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_kme._core import host, median_absolute_deviation
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.descent import descend_all, ravel
+from numpyro_kme.likelihoods.residual.bandwidths import DEFENSIVE
 from numpyro_kme.likelihoods.residual.ridge import Ridge, RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import JITTER, Inputs, Smoothness
 from numpyro_kme.likelihoods.statistics import log_cosh
@@ -19,9 +20,6 @@ STRAIGHT = 50.0
 
 UNCHANGED = 1e4
 """Width of one that is a straight line everywhere."""
-
-DEFENSIVE = 0.02
-"""Weight of a heavy-tailed component (Cauchy, of the statistic's scale) in the score: one outlier teaches nothing."""
 
 SHRINK = 0.1
 """Least factor of a start's amplitudes and noise: those of a statistic without noise stay well inside their box."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import Array, checks, host, in_present_precision, numpy_function
+from numpyro_kme._core import Array, checks, host, in_present_precision, listed, numpy_function
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
@@ -22,12 +22,6 @@ from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTran
 
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
-
-SHOWN = 8
-"""So many statistics are listed by number."""
-
-STEP = 1e-4
-"""Of coordinates, for derivatives by differences."""
 
 
 @register
@@ -59,14 +53,15 @@ class Standardisation:
         functions = self.functions.combined(np.eye(2 * n)[np.append(chosen, n + chosen)])
         return Standardisation(support, marginals, functions)
 
-    def information(self, standard: np.ndarray, z: np.ndarray) -> np.ndarray:
+    def information(self, standard: np.ndarray, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
         """Fisher information of each statistic about each coordinate, of normal residuals, `(n, D)`.
 
-        The mean over simulations, `(m, n)` at `(m, D)`, of the squared derivatives of a residual and of its log slope.
+        The mean over simulations, `(m, n)` at `(m, D)`, of the squared derivatives of a residual and of its log slope,
+        by differences over twice a `step`.
         """
-        steps = STEP * np.eye(z.shape[1])
-        changes = [np.subtract(self(standard, z + step, np), self(standard, z - step, np)) for step in steps]
-        return np.mean(np.square(np.divide(changes, 2.0 * STEP)).sum(axis=1), axis=1).T
+        steps = step * np.eye(z.shape[1])
+        changes = [np.subtract(self(standard, z + one, np), self(standard, z - one, np)) for one in steps]
+        return np.mean(np.square(np.divide(changes, 2.0 * step)).sum(axis=1), axis=1).T
 
 
 @register
@@ -254,5 +249,4 @@ class ResidualSurrogate(Surrogate):
         numbers = [self.transform.label(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
         if len(numbers) in (0, len(chosen)):
             return "all statistics" if numbers else "none"
-        more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
-        return f"statistics {', '.join(numbers[:SHOWN])}{more}"
+        return f"statistics {listed(numbers)}"
