@@ -23,20 +23,14 @@ def seconds(function, *args, **settings):
     return min(time.perf_counter() - begun[0], time.process_time() - begun[1])
 
 
-def fit(model, number, seed, x):
-    engine = kme.KELFI(model, number, num_rounds=1, progress_bar=False)
-    engine.run(jax.random.key(seed), x=np.array(x))
-    engine.print_summary()
-
-
 def fits():
     """The README's first block, less its simulator, and further fits: seconds, and programs compiled by these."""
     compiled = []
     own = seconds(cold_worker.compiled, cold_worker.end_and_range)
-    first = seconds(fit, cold_worker.model, 300, 0, [21.0, 28.0])
+    first = seconds(cold_worker.fit, 300, 0, [21.0, 28.0])
     listen = lambda event, duration, **_: compiled.append(event) if "backend_compile" in event else None  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listen)
-    further = [seconds(fit, cold_worker.model, number, number, [10.0, 18.0]) for number in (299, 1000)]
+    further = [seconds(cold_worker.fit, number, number, [10.0, 18.0]) for number in (299, 1000)]
     return first - own, further, len(compiled)
 
 

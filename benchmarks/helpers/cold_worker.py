@@ -79,17 +79,18 @@ def run_and_print(engine, seed, x):
     engine.print_summary()
 
 
+def fit(number, seed, x):
+    """The README's block."""
+    run_and_print(kme.KELFI(model, number, num_rounds=1, progress_bar=False), seed, x)
+
+
 def kelfi():
     """The README's first block, then further fits of the process."""
-
-    def fit(which, number, seed, x):
-        run_and_print(kme.KELFI(which, number, num_rounds=1, progress_bar=False), seed, x)
-
     own, found = compiled(end_and_range), {}
     found["README's simulator, compiled alone"] = own
-    found["README's first block, less that"] = seconds(fit, model, 300, 0, [21.0, 28.0]) - own
-    found["further fit: another key and data"] = seconds(fit, model, 300, 1, [10.0, 18.0])
-    found["further fit: 1,000 simulations"] = seconds(fit, model, 1000, 3, [21.0, 28.0])
+    found["README's first block, less that"] = seconds(fit, 300, 0, [21.0, 28.0]) - own
+    found["further fit: another key and data"] = seconds(fit, 300, 1, [10.0, 18.0])
+    found["further fit: 1,000 simulations"] = seconds(fit, 1000, 3, [21.0, 28.0])
     engine = kme.KELFI(model, num_rounds=1, progress_bar=False)
     engine.run(jax.random.key(5), x=jnp.array([21.0, 28.0]))
     found["`condition`"] = seconds(engine.condition, jax.random.key(6), x=jnp.array([15.0, 20.0]))

@@ -19,11 +19,11 @@ from numpyro_kme.simulators import slcp, two_moons
 
 @dataclass(frozen=True)
 class Problem:
-    """A prior of one vector `theta`, a simulator `fn(rng_key, theta)`, and its exact log density of one output."""
+    """A prior of one vector `theta`, a simulator `fn(rng_key, theta)`, and, if known, its log density of one output."""
 
     prior: dist.Distribution
     simulator: Callable[..., Any]
-    log_density: Callable[..., Any]
+    log_density: Callable[..., Any] | None = None
 
     def model(self, x=None):
         theta = numpyro.sample("theta", self.prior)

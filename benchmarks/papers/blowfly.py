@@ -17,6 +17,7 @@ import numpy as np
 import numpyro_kme as kme
 from benchmarks.helpers import nmse, report
 from numpyro_kme.plots._style import COLOURS, DARK, FILL, legend, panels
+from numpyro_kme.samplers.importance import signed_logs
 from numpyro_kme.simulators.blowfly import OBSERVED, PRIOR_MEAN, PRIOR_SD, STATISTICS, model
 
 PRIOR_DRAWS = 50_000
@@ -36,17 +37,11 @@ TOLD = (
 ) + "; ".join(f"s{i + 1} {name}" for i, name in enumerate(STATISTICS))
 
 
-@jax.jit
-def _signed_logs(likelihood, coordinates, theta):
-    return jax.vmap(lambda row: likelihood.signed_log(coordinates.forward(row)))(theta)
-
-
 def point_estimates(kelfi, rng_key):
     """Posterior means of the log parameters by several definitions, and the mode; each `(6,)`."""
     fitted = kelfi.likelihoods["x"]
     theta = PRIOR_MEAN + PRIOR_SD * np.asarray(jax.random.normal(rng_key, (PRIOR_DRAWS, len(PRIOR_MEAN))), np.float64)
-    with jax.enable_x64(True):
-        sign, log_size = map(np.asarray, _signed_logs(fitted.surrogate.at(OBSERVED), fitted.coordinates, theta))
+    sign, log_size = signed_logs(fitted.surrogate.at(OBSERVED), fitted.coordinates.table(theta))
     signed = sign * np.exp(log_size - log_size.max())
     return {
         "draws": kelfi.get_samples()["log_theta"].mean(0),

@@ -130,16 +130,8 @@ def orientations(rng, length):
     for _ in range(length):
         speed = 0.05 + 0.9 * (speed - 0.05) + 0.02 * rng.normal()
         yaw, tilt = yaw + speed, 0.97 * tilt + 0.08 * rng.normal(size=2)
-        found.append(about(2, yaw) @ about(1, 0.8 * np.tanh(tilt[0])) @ about(0, 0.8 * np.tanh(tilt[1])))
-    return np.stack(found)
-
-
-def about(axis, angle):
-    i, j = [k for k in range(3) if k != axis]
-    turn = np.eye(3)
-    turn[i, i] = turn[j, j] = np.cos(angle)
-    turn[i, j], turn[j, i] = -np.sin(angle), np.sin(angle)
-    return turn
+        found.append([yaw, *(np.array([-0.8, 0.8]) * np.tanh(tilt))])
+    return Rotation.from_euler("ZYX", found).as_matrix()
 
 
 def render(rotations, colours):

@@ -12,6 +12,8 @@ hour for 20 repeats.
 
 import jax
 import numpy as np
+from scipy.spatial.distance import cdist
+from scipy.special import logsumexp, softmax
 
 from benchmarks.helpers import report
 from numpyro_kme._core.solves import ridge
@@ -83,13 +85,8 @@ def validated(x, y, u, seen):
         yield f"KBR, length scales by {name}", best.rule(x, y, u).weights(seen) @ x
 
 
-def squares(a, b):
-    return np.sum(a**2, 1)[:, None] + np.sum(b**2, 1)[None] - 2 * a @ b.T
-
-
-def log_mean(logs):
-    top = logs.max(axis=-1, keepdims=True)
-    return np.log(np.maximum(np.exp(logs - top).sum(axis=-1), 1e-300)) + top[..., 0]
+def log_kernels(a, b, scale):
+    return -0.5 * cdist(a, b, "sqeuclidean") / scale**2
 
 
 def density_estimation(x, y, u, seen):
@@ -98,16 +95,12 @@ def density_estimation(x, y, u, seen):
     hx, hy = median_heuristic(x), median_heuristic(y)
 
     def score(c):
-        to_x, to_y = -0.5 * squares(x, x) / (c * hx) ** 2, -0.5 * squares(y, y) / (c * hy) ** 2
+        to_x, to_y = log_kernels(x, x, c * hx), log_kernels(y, y, c * hy)
         np.fill_diagonal(to_x, -np.inf)
-        return np.mean(log_mean(to_x + to_y) - log_mean(to_x)) - y.shape[1] * np.log(c * hy)
+        return np.mean(logsumexp(to_x + to_y, axis=1) - logsumexp(to_x, axis=1)) - y.shape[1] * np.log(c * hy)
 
     c = max(FACTORS, key=score)
-    near_u = -0.5 * squares(u, x) / (c * hx) ** 2
-    near_u -= log_mean(near_u)[:, None]
-    near_y = -0.5 * squares(seen, y) / (c * hy) ** 2
-    near_y -= near_y.max(axis=1, keepdims=True)
-    weights = np.exp(near_y) @ np.exp(near_u).T
+    weights = softmax(log_kernels(seen, y, c * hy), axis=1) @ softmax(log_kernels(u, x, c * hx), axis=1).T
     return weights @ u / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
 
 
