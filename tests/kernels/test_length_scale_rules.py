@@ -141,16 +141,8 @@ bootstrap, rejection = partial(kme.PosteriorBootstrap, model), partial(kme.Rejec
     [
         (lambda x: bootstrap(kme.MMD(), length_scale=Third()), ValueError, "`loss` or `length_scale`, not"),
         (lambda x: bootstrap(length_scale=0.3), TypeError, "`length_scale` must be a rule"),
-        (
-            lambda x: bootstrap(kme.MMD(Gaussian(1.0), length_scale=Third())).run(KEY, x),
-            ValueError,
-            "`kernel` or",
-        ),
-        (
-            lambda x: bootstrap(length_scale=kme.CrossValidation(KEY)).run(KEY, x),
-            ValueError,
-            "CrossValidation asks",
-        ),
+        (lambda x: bootstrap(kme.MMD(Gaussian(1.0), length_scale=Third())).run(KEY, x), ValueError, "`kernel` or"),
+        (lambda x: bootstrap(length_scale=kme.CrossValidation(KEY)).run(KEY, x), ValueError, "CrossValidation asks"),
         (lambda x: rejection(discrepancy=np.subtract, length_scale=Third()), ValueError, "`discrepancy` or"),
         (lambda x: kme.KernelMeans(data_kernel=Gaussian(1.0), length_scale=Third()), ValueError, "or `data_kernel`"),
         (lambda x: kme.KernelMeans(length_scale=1.0), TypeError, "`length_scale` must be a rule"),

@@ -1,16 +1,12 @@
-"""Likelihoods with a product of densities of single residuals: by JAX and NumPy, of intervals, and in a run."""
+"""Likelihoods with a product of densities of single residuals: by JAX and NumPy, and of intervals."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
-from scipy import stats
 from scipy.integrate import trapezoid
 
 import numpyro_kme as kme
-from numpyro_kme.likelihoods import FittedLikelihood
 from numpyro_kme.likelihoods.prepared import prepare
 
 FORM = kme.ResidualKernelMeans(bounds=False)
@@ -26,12 +22,9 @@ log_densities = jax.jit(lambda likelihood, z: jax.vmap(likelihood.log_density)(z
 def fitted():
     """Five Cauchy draws around one location, as a vector; with a line in the middle of each, no product is needed."""
     assert kme.fit_likelihood(THETA, X).surrogate.density.apart is None
-    return kme.fit_likelihood(THETA, X, form=FORM)
-
-
-@pytest.fixture(scope="module")
-def density(fitted):
-    return fitted.surrogate.density
+    learnt = kme.fit_likelihood(THETA, X, form=FORM)
+    assert "a product of their densities" in learnt.surrogate.describe()["residuals"]
+    return learnt
 
 
 def test_by_numpy_by_jax_and_in_brief_over_a_plate_of_outputs(fitted, rng):
@@ -55,40 +48,3 @@ def test_an_interval_is_the_integral_over_it(fitted, end):
     rows = np.where(inside, grid[:, None], Y)
     expected = trapezoid(np.exp(learnt.at_rows(rows).log_density(Z[:, None])), grid, axis=1)
     np.testing.assert_allclose(np.exp(found), expected, rtol=0.03)
-
-
-def cauchys(rng_key, theta):
-    return theta + dist.Cauchy(0.0, 1.0).sample(rng_key, (6,))
-
-
-def exact_mean_and_sd(x):
-    theta = np.linspace(-15.0, 15.0, 3001)
-    logs = -0.5 * np.square(theta / 3.0) + stats.cauchy.logpdf(x[:, None] - theta).sum(axis=0)
-    weights = np.exp(logs - logs.max())
-    mean = np.average(theta, weights=weights)
-    return mean, np.sqrt(np.average(np.square(theta - mean), weights=weights))
-
-
-@pytest.mark.slow
-def test_a_run_is_summarised_conditioned_and_saved(tmp_path, capsys):
-    """Posteriors of a location are as narrow as exact ones, for two observations of one likelihood."""
-
-    def model(x=None):
-        theta = numpyro.sample("theta", dist.Normal(0.0, 3.0))
-        numpyro.sample("x", kme.Simulator(cauchys, theta), obs=x)
-
-    engine = kme.KELFI(model, 1000, form=FORM, num_rounds=1, num_samples=1000, progress_bar=False)
-    first = np.array([0.2, 1.5, -0.3, 0.8, 7.0, -1.0])
-    engine.run(jax.random.key(0), x=first)
-    second = engine.condition(jax.random.key(1), x=first[::-1] - 1.0)
-    for x, posterior in ((first, engine.posterior), (first[::-1] - 1.0, second)):
-        mean, sd = exact_mean_and_sd(x)
-        theta = np.asarray(posterior.get_samples()["theta"])
-        # by the joint embedding alone sds are 1.4 times as wide on average
-        assert abs(theta.mean() - mean) < 0.6 * sd and 0.75 * sd < theta.std() < 1.35 * sd
-    engine.print_summary()
-    assert "a product of their densities" in " ".join(capsys.readouterr().out.split())
-    fitted = engine.posterior.likelihoods["x"]
-    fitted.save(tmp_path / "likelihood.kme")
-    found = FittedLikelihood.load(tmp_path / "likelihood.kme")
-    np.testing.assert_array_equal(found.at(first).log_density(Z), fitted.at(first).log_density(Z))

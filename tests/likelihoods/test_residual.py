@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import ndtri
-from threadpoolctl import threadpool_info
 
-from numpyro_kme.likelihoods.residual import form as residual_form
-from numpyro_kme.likelihoods.residual.bandwidths import learn
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 FORM = ResidualKernelMeans()
@@ -144,23 +141,6 @@ def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
     full, brief = (one.log_density(points) for one in (at, at.brief()))
     assert brief.dtype == np.float64 and not np.array_equal(full, brief)
     np.testing.assert_allclose(brief, full, atol=1e-3)
-
-
-def test_learning_uses_one_blas_thread_and_gives_the_others_back(monkeypatch):
-    threads = []
-
-    def spy(*args):
-        threads.append(blas_threads())
-        return learn(*args)
-
-    monkeypatch.setattr(residual_form, "learn", spy)
-    before = blas_threads()
-    FORM.fit(*linear_simulations(20, 0))
-    assert threads == [{1}] and blas_threads() == before
-
-
-def blas_threads():
-    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
 
 def test_location_and_scale_settle_where_scales_span_orders_of_magnitude():
