@@ -3,7 +3,7 @@ output; generic features of sets, series and images, of which regression finds t
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from itertools import combinations_with_replacement, pairwise
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,8 @@ ORDERED, ALONE, FEW = 8, 20, 64
 """Least length of an axis along which values are compared, as in time or space; shorter ones hold channels. Up to
 `ALONE` numbers have no order, and up to `FEW` are features themselves."""
 
-LOW_FREQUENCIES, BANDS, LAGS = 16, 10, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Cosine coefficients of a series, half as many along each of several axes; bands of frequency; lags, up to a third of
-an axis."""
+LOW_FREQUENCIES, LAGS = 16, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Cosine coefficients of a series, half as many along each of several axes; lags, up to a third of an axis."""
 
 
 @register
@@ -231,8 +230,8 @@ class SemiAutomatic(LearntStatistics):
 def generic_features(x: np.ndarray) -> np.ndarray:
     """Features `(m, p)` of outputs `(m, *event)`, in float64, of each output by itself.
 
-    Of each channel: the distribution of its values, and along each ordered axis that of differences, low frequencies
-    and power by frequency; correlations of channels, and over lags with itself and each other.
+    Of each channel: the distribution of its values, and along each ordered axis that of differences, and low
+    frequencies; correlations of channels, and over lags with itself and each other.
     """
     x = x.reshape(len(x), -1) if x.ndim == 1 else x
     ordered = [axis for axis in range(1, x.ndim) if x.shape[axis] >= ORDERED] or [1]
@@ -247,7 +246,10 @@ def generic_features(x: np.ndarray) -> np.ndarray:
         return np.concatenate(found, axis=1)
     found.append(_low_frequencies(x, axes))
     for axis in axes:
-        found += [distribution(np.diff(x, axis=axis)), *_along(unit, axis, axes)]
+        n = x.shape[axis]
+        found.append(distribution(np.diff(x, axis=axis)))
+        for lag in (lag for lag in LAGS if 3 * lag <= n):
+            found += _products(np.take(unit, np.arange(lag, n), axis), np.take(unit, np.arange(n - lag), axis))
     return np.concatenate(found, axis=1)
 
 
@@ -277,17 +279,6 @@ def _low_frequencies(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     for axis in axes:
         x = np.take(scipy.fft.dct(x, axis=axis, norm="ortho"), np.arange(min(most, x.shape[axis])), axis)
     return x.reshape(len(x), -1)
-
-
-def _along(unit: np.ndarray, axis: int, axes: tuple[int, ...]) -> list[np.ndarray]:
-    """Dependence of standardised values on earlier ones along an axis: products over lags, and power by frequency."""
-    n, found = unit.shape[axis], []
-    for lag in (lag for lag in LAGS if 3 * lag <= n):
-        found += _products(np.take(unit, np.arange(lag, n), axis), np.take(unit, np.arange(n - lag), axis))
-    power = np.square(np.abs(np.fft.rfft(unit, axis=axis))) / n
-    edges = np.unique(np.round(np.geomspace(1, power.shape[axis], BANDS + 1)).astype(int))
-    bands = [np.mean(np.take(power, np.arange(*ends), axis), axis=axes) for ends in pairwise(edges)]
-    return found + [np.log(band + 1e-6) for band in bands]  # a constant has no power
 
 
 def _products(late: np.ndarray, early: np.ndarray) -> list[np.ndarray]:
