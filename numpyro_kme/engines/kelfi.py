@@ -21,6 +21,7 @@ from numpyro_kme.likelihoods.learnt_statistics import FEWEST, OfStatistics, Sele
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.transformed import Recorded
+from numpyro_kme.likelihoods.trials.form import KernelExponentialFamily
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import SimulatedMissing
 
@@ -148,7 +149,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
             "Leave `statistics` out, let the simulator return what was observed, or use SelectedStatistics for NaN.",
         )
         if not simulator.ragged:
-            form = form if self.missing is None else Recorded(form)
+            if self.missing and form and not isinstance(form, KernelExponentialFamily):
+                form = Recorded(form)
             return form if own is None else OfStatistics(own, form or ResidualKernelMeans())
         kernels = "form=KernelStatistics(EmpiricalMeasureRule()) for data sets, form=KernelStatistics(SignatureRule()) "
         checks.require(

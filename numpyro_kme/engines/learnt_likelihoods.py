@@ -17,9 +17,8 @@ from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, emit
 from numpyro_kme.engines.posterior import arviz_groups, sites_at
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.descent import ravel
-from numpyro_kme.likelihoods.distribution import FittedLikelihood, fit_likelihood, with_halves
+from numpyro_kme.likelihoods.distribution import FittedLikelihood, default_form, fit_likelihood, with_halves
 from numpyro_kme.likelihoods.posterior import learn_normal
-from numpyro_kme.likelihoods.trials.form import default_form
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.samplers.importance import StandardErrors

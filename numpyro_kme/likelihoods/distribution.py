@@ -24,9 +24,11 @@ from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.learnt_statistics import OfStatistics
 from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare
 from numpyro_kme.likelihoods.published.form import KernelMeans
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS
 from numpyro_kme.likelihoods.success import Success
 from numpyro_kme.likelihoods.transformed import Recorded
-from numpyro_kme.likelihoods.trials.form import default_form
+from numpyro_kme.likelihoods.trials.form import Entries, KernelExponentialFamily
 from numpyro_kme.models.coordinates import Coordinates
 
 
@@ -166,7 +168,7 @@ def fit_likelihood(
     fits = x.shape[:1] == theta.shape[:1]
     checks.require(fits, f"`theta` and `x` must have one row a simulation; got shapes {theta.shape} and {x.shape}.")
     ends = isinstance(form, KernelStatistics) or (isinstance(form, KernelMeans) and form.data_kernel is not None)
-    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded) or ends else x
+    finite = np.where(np.isnan(x), 0.0, x) if isinstance(form, Recorded | KernelExponentialFamily) or ends else x
     checks.sound("x", finite, "Leave out the simulations that failed.")
     checks.require(x.size > 0, f"`x` must hold at least one number for each simulation; got shape {x.shape}.")
     checks.resolved("`x`", x, y)
@@ -206,6 +208,15 @@ def _as_read(form: Form | None, coordinates: Coordinates, x: np.ndarray, y: Any)
     form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
     point = None if y is None else take(form.points(np.asarray(in_jax_types(y))[None]), 0)
     return form, form.points(x), point
+
+
+def default_form(x: np.ndarray) -> Form:
+    """The form of the likelihood of outputs `(m, *event)`, NaN where nothing is recorded, where none is asked for."""
+    if len(x) < MIN_SIMULATIONS:
+        return KernelMeans()
+    if Entries.of(x.reshape(len(x), -1)).trials:
+        return KernelExponentialFamily()
+    return Recorded() if np.isnan(x).any() else ResidualKernelMeans()
 
 
 class RealValued(Distribution):

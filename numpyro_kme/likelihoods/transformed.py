@@ -26,7 +26,6 @@ from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
-from numpyro_kme.likelihoods.trials.form import default_form
 
 EXPECTED = 10
 """What no simulation has of two entries is impossible where, did one not depend on the other, so many would have it."""
@@ -95,16 +94,16 @@ class Recorded(Form):
     """Settings of the likelihood of whether entries are recorded, and of those that are.
 
     Args:
-        form: Of their joint likelihood, one that can be marginalised; when left out as outputs without NaN have.
+        form: Of their joint likelihood, one that can be marginalised.
     """
 
     most_calls = ResidualKernelMeans.most_calls
 
-    form: Form | None = None
+    form: Form = ResidualKernelMeans()
 
     def points(self, x: Any) -> Any:
         """Read outputs as the inner form does."""
-        return self.form.points(x) if self.form else super().points(x)
+        return self.form.points(x)
 
     def fit(self, z, x, *, measure=None, y=None) -> Surrogate:
         """Implement `Form.fit`, with NaN in `x` where nothing is recorded."""
@@ -112,7 +111,7 @@ class Recorded(Form):
         recorded = ~np.isnan(x)
         partly = np.flatnonzero(~recorded.all(axis=0))
         table = np.concatenate([_filled(z, x), recorded[:, partly]], axis=1)
-        inner = (self.form or default_form(table)).fit(z, table, measure=measure, y=None if len(partly) else y)
+        inner = self.form.fit(z, table, measure=measure, y=None if len(partly) else y)
         both = _both_ways(recorded[:, partly])
         return RecordedSurrogate(inner, (both.T @ both).astype(int), tuple(partly.tolist()))
 

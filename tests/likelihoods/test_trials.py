@@ -14,8 +14,9 @@ from scipy.special import expit
 
 import numpyro_kme as kme
 from numpyro_kme.likelihoods import FittedLikelihood, KernelExponentialFamily
+from numpyro_kme.likelihoods.distribution import default_form
 from numpyro_kme.likelihoods.trials.family import maximise
-from numpyro_kme.likelihoods.trials.form import Entries, default_form
+from numpyro_kme.likelihoods.trials.form import Entries
 
 FORM = KernelExponentialFamily()
 POINTS = np.array([[-1.2, 0.5], [0.0, 0.0], [0.9, -0.8]])
@@ -156,17 +157,35 @@ def test_numpy_and_jax_agree_and_traced_observations_are_as_concrete_ones():
 def test_a_value_in_float32_is_the_category_of_float64():
     x = np.random.default_rng(0).choice([-1.0, 0.1, 1.0 / 3.0, 2e5 + 0.3], (500, 1))
     entries = Entries.of(x)
-    np.testing.assert_array_equal(entries.category(x.astype(np.float32), np), entries.category(x, np))
-    assert len(np.unique(entries.category(x, np))) == 4 and entries.category(np.array([0.11]), np) == -1
+    np.testing.assert_array_equal(entries.agree(x.astype(np.float32), np), entries.agree(x, np))
+    assert np.all(entries.agree(x, np).sum(axis=0) > 0) and entries.agree(np.array([0.11]), np).sum() == 0
 
 
 def test_what_was_not_observed_of_a_trial_leaves_the_probability_of_the_rest():
     surrogate = learnt("choice and time")
     found = [np.exp(surrogate.at(np.array([1.0, np.nan])).log_density(z)) for z in POINTS]
     np.testing.assert_allclose(found, 0.9 * expit(POINTS[:, 0]), atol=0.12)
-    time = surrogate.at(np.array([np.nan, 0.9]))
-    exact = [np.logaddexp(*log_choice_and_time(np.array([[0.0, 0.9], [1.0, 0.9]]), z)) for z in POINTS]
-    np.testing.assert_allclose([time.log_density(z) for z in POINTS], exact, atol=0.6)
+    time, both = np.array([np.nan, 0.9]), np.array([[0.0, 0.9], [1.0, 0.9]])
+    for z in POINTS:
+        summed = np.logaddexp(*surrogate.at_rows(both).log_density(z))
+        np.testing.assert_allclose(surrogate.at(time).log_density(z), summed, rtol=1e-12)
+
+
+@pytest.mark.parametrize("omission", [[2.0, np.nan], [np.nan, np.nan]])
+def test_nan_in_the_simulations_is_a_category(omission):
+    """It has the probability that any number in its place would have."""
+    known, x = learnt("choice and time"), np.array([[0.0, 0.7], [1.0, 0.9], [2.0, -1.0]])
+    lost = lambda rows: np.where(rows[:, :1] == 2.0, omission, rows)  # noqa: E731
+    found = FORM.fit(known.simulated, lost(known.trials))
+    assert found.records and not known.records
+    for z in POINTS:
+        expected = known.at_rows(x).log_density(z)
+        np.testing.assert_allclose(found.at_rows(lost(x)).log_density(z), expected, rtol=1e-6)
+        np.testing.assert_allclose(found.at(lost(x)[2]).log_density(z), expected[2], rtol=1e-6)
+        gradient = jax.grad(found.at(lost(x)[2]).log_density)(jnp.asarray(z))
+        assert np.all(np.isfinite(gradient))
+    with pytest.raises(ValueError, match="of a category that none"):
+        found.at_rows(np.array([1.0, np.nan]), 0)
 
 
 def test_errors():

@@ -196,9 +196,19 @@ class ExponentialFamily:
 
     def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
         """`log p(v | z)` of values `(...)` at coordinates `(..., D)`, by JAX or NumPy."""
-        theta, add = self.functions(z, xp), logsumexp if xp is jnp else logsumexp_on_host
-        log_sum = add(theta @ xp.asarray(self.table).T + xp.asarray(self.log_weights), axis=-1)
+        theta = self.functions(z, xp)
+        log_sum = added(theta @ xp.asarray(self.table).T + xp.asarray(self.log_weights), xp)
         return xp.sum(self.values(v, xp) * theta, axis=-1) + self.values.log_h(v, xp) - log_sum
+
+    def log_shares(self, z: Any, xp: Any = jnp) -> Any:
+        """Log probabilities of the nodes, `(..., K)`, which are the values of a category."""
+        logs = self.functions(z, xp) @ xp.asarray(self.table).T + xp.asarray(self.log_weights)
+        return logs - added(logs, xp)[..., None]
+
+
+def added(logs: Any, xp: Any) -> Any:
+    """Logarithm of the sum over the last axis."""
+    return logsumexp(logs, axis=-1) if xp is jnp else logsumexp_on_host(logs, axis=-1)
 
 
 @register

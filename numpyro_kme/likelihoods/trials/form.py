@@ -28,11 +28,10 @@ from numpyro_kme._core import (
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, Repeats, warn_if_out_of_distribution
-from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import SMALL, ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, Standardisation
 from numpyro_kme.likelihoods.statistics import StatisticsTransform, is_lattice
-from numpyro_kme.likelihoods.trials.family import NODES, ExponentialFamily, Values, fit_family
+from numpyro_kme.likelihoods.trials.family import NODES, ExponentialFamily, Values, added, fit_family
 
 FEW, MOST_CATEGORIES, MOST_ENTRIES = 20, 50, 3
 """A category has so many values at most; of more joint categories, and more other entries, outputs are no trials but
@@ -71,18 +70,22 @@ class Entries:
 
     @classmethod
     def of(cls, x: np.ndarray) -> "Entries":
-        """Tell the entries of simulated trials `(m, n)` apart."""
+        """Tell the entries of simulated trials `(m, n)` apart; NaN, nothing recorded, is a category."""
         x, atoms = np.asarray(x, np.float64), []  # of booleans too
         counts: list[int] = []
         numbers: list[int] = []
         for entry, column in enumerate(x.T):
+            lost, column = np.full(min(1, np.isnan(column).sum()), np.nan), column[~np.isnan(column)]
             values, repeats = np.unique(column, return_counts=True)
+            if not len(values):
+                atoms.append(lost)
+                continue
             lattice = len(values) < len(column) and is_lattice(values)
             near = lattice and np.quantile(column, 0.9) <= values[0] + NODES * np.diff(values).min()
             if len(values) <= FEW and repeats.min() >= np.clip(len(column) // FEW, 2, OFTEN):
-                atoms.append(values)
+                atoms.append(np.append(values, lost))
                 continue
-            atoms.append(values[:0] if lattice else values[repeats >= OFTEN])
+            atoms.append(np.append(values[:0] if lattice else values[repeats >= OFTEN], lost))
             (counts if near else numbers).append(entry)
         found = cls(tuple(atoms), np.zeros((0, x.shape[1])), tuple(counts), tuple(numbers))
         categories, shares = np.unique(found.codes(x, np), axis=0, return_counts=True)
@@ -107,14 +110,17 @@ class Entries:
         """The atom that each entry of trials `(..., n)` has, its number, counted from 1; 0 for none."""
         found = []
         for entry, atoms in enumerate(self.atoms):
-            same = xp.abs(y[..., entry, None] - atoms) <= ROUNDING * xp.maximum(1.0, xp.abs(atoms))
+            value = y[..., entry, None]
+            same = xp.abs(value - atoms) <= ROUNDING * xp.maximum(1.0, xp.abs(atoms))
+            same = same | (xp.isnan(value) & xp.isnan(atoms))
             found.append(xp.sum(same * np.arange(1, len(atoms) + 1), axis=-1))
         return xp.stack(found, axis=-1)
 
-    def category(self, y: Any, xp: Any = jnp) -> Any:
-        """Number of the joint category of trials `(..., n)`; -1 for one that no simulation has."""
-        same = xp.all(self.codes(y, xp)[..., None, :] == self.categories, axis=-1)
-        return xp.where(same.any(axis=-1), xp.argmax(same, axis=-1), -1)
+    def agree(self, y: Any, xp: Any = jnp) -> Any:
+        """Tell which joint categories trials `(..., n)` may have, `(..., C)`: one, none that a simulation has, or all
+        that agree with what was observed, where NaN is what was not."""
+        unknown = xp.isnan(y) & ~np.array([np.isnan(atoms).any() for atoms in self.atoms])
+        return xp.all((self.codes(y, xp)[..., None, :] == self.categories) | unknown[..., None, :], axis=-1)
 
     def others(self, category: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Counts and numbers that are left of a category."""
@@ -175,7 +181,8 @@ class KernelExponentialFamily(Form):
 
     One output is one trial, of entries that take few values (choices, answers, omissions), counts, and numbers. It has
     the probability of its category times the probabilities and densities of its counts and numbers given that. It is
-    learnt from all trials of all simulations, and the time that it takes to evaluate depends on neither.
+    learnt from all trials of all simulations, and the time that it takes to evaluate depends on neither. NaN in
+    simulations, nothing recorded, is a category; where no simulation has it, it is what was not observed.
 
     Args:
         subset: Largest number of trials of a category that the map of its numbers to residuals is learnt from; what
@@ -208,7 +215,9 @@ class KernelExponentialFamily(Form):
             f"`z` and `x` must have one row for each of at least {MIN_SIMULATIONS} trials; got shapes {z.shape} and "
             f"{x.shape}.",
         )
-        transform = StatisticsTransform.fit(x)
+        lost = np.isnan(x)
+        filled = np.where(lost, np.where(lost.all(axis=0), 0.0, np.min(np.where(lost, np.inf, x), axis=0) - 1.0), x)
+        transform = StatisticsTransform.fit(filled)
         entries = learnt.entries if learnt else Entries.of(x)
         checks.require(
             len(entries.categories) <= MOST_CATEGORIES,
@@ -221,7 +230,7 @@ class KernelExponentialFamily(Form):
             f"Counts or numbers of some category are known from {entries.fewest} trials, of at least "
             f"{MIN_SIMULATIONS}. Simulate more, or use form=ResidualKernelMeans().",
         )
-        category = entries.category(x, np)
+        category = np.argmax(entries.agree(x, np), axis=-1)
         choice = learnt.choice if learnt else None
         if len(entries.categories) > 1:
             make = lambda _: Values.of_categories(len(entries.categories))  # noqa: E731
@@ -231,7 +240,7 @@ class KernelExponentialFamily(Form):
             rows = np.isin(category, some)
             if rows.sum() >= MIN_SIMULATIONS:
                 given[number] = self._given(z[rows], x[rows], *entries.others(some[0]), given[number])
-        ends = np.asarray(transform.forward(np.stack([x.min(axis=0), x.max(axis=0)])))
+        ends = np.asarray(transform.forward(np.stack([filled.min(axis=0), filled.max(axis=0)])))
         region = Region.of(z, np.ones(z.shape[1]))
         return TrialsSurrogate(transform, region, entries, choice, tuple(given), ends, z, x, self)
 
@@ -316,9 +325,10 @@ class TrialsSurrogate(Surrogate):
         """
         if not checks.is_concrete((y, self)):
             return self.at_rows(jnp.asarray(y), 0)
-        if np.ndim(y) == 1 and not self.columns and np.isnan(np.asarray(y, float)).any():
-            return self.marginal(~np.isnan(y)).at(y)
-        own = self._own(np.asarray(y, np.float64))
+        seen = ~np.isnan(np.asarray(y, np.float64))
+        if np.ndim(y) == 1 and not self.columns and self.marginal(seen) is not self:
+            return self.marginal(seen).at(y)
+        own = self._filled(self._own(np.asarray(y, np.float64)), np)
         self.transform.check(own)
         found = self.at_rows(np.asarray(y, np.float64), 0)
         warn_if_out_of_distribution(self.transform, self.simulated_range, own)
@@ -329,21 +339,35 @@ class TrialsSurrogate(Surrogate):
         rows = self._own(rows.reshape(*rows.shape[:axes], -1))
         if not isinstance(rows, np.ndarray):
             return TrialAt(in_present_precision(self), rows, tuple(range(len(self.entries.categories))))
-        category = numpy_function(Entries.category)(self.entries, rows, np)
-        first = rows.reshape(-1, rows.shape[-1])[np.argmin(category)]
+        agree = numpy_function(Entries.agree)(self.entries, rows, np).reshape(-1, len(self.entries.categories))
+        first = rows.reshape(-1, rows.shape[-1])[np.argmin(agree.any(axis=1))]
         checks.require(
-            bool(np.all(category >= 0)),
+            bool(agree.any(axis=1).all()),
             f"A trial {first.tolist()} is of a category that none of {len(self.trials)} simulated trials has: the "
             "simulator cannot produce it, or so rarely that it tells nothing. Repair the simulator, or leave the trial "
             "out.",
         )
-        return TrialAt(self, rows, tuple(np.unique(category).tolist()))
+        return TrialAt(self, rows, tuple(np.flatnonzero(agree.any(axis=0)).tolist()))
 
     def _own(self, rows: Any) -> Any:
         return rows[..., np.array(self.columns)] if self.columns else rows
 
+    def _filled(self, rows: Any, xp: Any) -> Any:
+        """Trials `(..., n)` with a number, whichever, in place of NaN."""
+        return xp.where(xp.isnan(rows), xp.asarray(self.transform.reference), rows)
+
+    @property
+    def records(self) -> bool:  # type: ignore[override]
+        """Tell whether NaN is a category, and not what is unknown."""
+        return any(np.isnan(atoms).any() for atoms in self.entries.atoms)
+
+    def marginal(self, seen, last=None):
+        """Implement `Surrogate.marginal`: categories that were not observed are summed over as they are, and without
+        the counts or numbers that were not, it is learnt again from the same trials."""
+        others = np.array([*self.entries.counts, *self.entries.numbers], int)
+        return self if self.records or seen[others].all() else super().marginal(seen, last)
+
     def _marginal(self, seen, last):
-        """Learn again from the same trials without the entries that were not observed."""
         kept = tuple(np.flatnonzero(seen).tolist())
         found = self.form.fit(self.simulated, np.asarray(self.trials)[:, list(kept)])
         return replace(found, columns=kept).named([self.transform.label(i) for i in kept])
@@ -382,21 +406,13 @@ class TrialAt(LikelihoodAt):
     def log_density(self, z):
         """`log q(y | z)` at points `(..., D)`, smooth."""
         xp, learnt = namespace(self, z), self.surrogate
-        y, z = xp.asarray(self.rows), learnt.region.nearest(xp.asarray(z), xp)
-        category = learnt.entries.category(y, xp)
-        total = 0.0 if learnt.choice is None else learnt.choice.log_density(category.astype(z.dtype), z, xp)
+        rows, z = xp.asarray(self.rows), learnt.region.nearest(xp.asarray(z), xp)
+        y, agree, logs = learnt._filled(rows, xp), learnt.entries.agree(rows, xp), []
+        shares = xp.zeros((1,)) if learnt.choice is None else learnt.choice.log_shares(z, xp)
         for number in self.categories:
             # by itself where it is common, which stands before those that were learnt together
             part = min((some for some in learnt.entries.members if number in some), key=len, default=None)
-            if part:
-                density = learnt.given[learnt.entries.members.index(part)].log_density(y, z, xp)
-                total = total + xp.where(category == number, density, 0.0)
-        total = xp.where(category >= 0, total, -np.inf)
+            density = learnt.given[learnt.entries.members.index(part)].log_density(y, z, xp) if part else 0.0
+            logs.append(xp.where(agree[..., number], shares[..., number] + density, -np.inf))
+        total = added(xp.stack(xp.broadcast_arrays(*logs), axis=-1), xp)
         return total + xp.zeros(np.broadcast_shapes(z.shape[:-1], y.shape[:-1]), z.dtype)
-
-
-def default_form(x: np.ndarray) -> Form:
-    """The form of the likelihood of outputs `(m, *event)` where none is asked for."""
-    if len(x) < MIN_SIMULATIONS:
-        return KernelMeans()
-    return KernelExponentialFamily() if Entries.of(x.reshape(len(x), -1)).trials else ResidualKernelMeans()
