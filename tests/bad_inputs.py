@@ -392,8 +392,8 @@ for kind, call, raises in [
     ("m = 0", lambda: recursive_step(number=0), "`number` must be at least 1; got 0"),
     ("m = 1", lambda: recursive_step(THETA[:1], X[:1]), "`theta` must have at least 2 rows"),
     ("wrong type", lambda: recursive_step(kernel=None), "`kernel` must be a kernel on outputs"),
-    ("wrong shape", lambda: synthetic(value=np.zeros(3)), r"`value` must have shape \(..., \*\(1,\)\), .* got \(3,\)"),
-    ("wrong shape", lambda: synthetic(value=np.array(0.0)), r"as the simulator gives; got \(\)"),
+    ("wrong shape", lambda: synthetic(value=np.zeros(3)), r"`value` must be \(..., \*\(1,\)\), .* got \(3,\)"),
+    ("wrong shape", lambda: synthetic(value=np.array(0.0)), r"as simulated; got \(\)"),
     ("NaN", lambda: synthetic(value=np.array([NAN])), "`value` has 1 entries that are not finite"),
     ("constant", lambda: synthetic(constant_beside, np.zeros(2)), "numbers of the event are constant"),
     ("duplicates", lambda: synthetic(twice, np.zeros(2)), "numbers of the event are constant, follow from one another"),
@@ -506,7 +506,7 @@ add("diagnostics", "random key", lambda: foreign(KEY), "`x` must hold real numbe
 add("diagnostics", "outliers", lambda: foreign(spoilt(X, 1e30)))
 add("diagnostics", "wrong shape", lambda: foreign(y=np.zeros(3)), r"got shapes \(40, 1\) and \(3,\)")
 add("diagnostics", "wrong dtype", lambda: foreign(X.astype("U9")), "`x` must hold real numbers; got dtype <U9")
-add("diagnostics", "m = 0", lambda: foreign(X[:0]), "more than 5 simulations")
+add("diagnostics", "m = 0", lambda: foreign(X[:0]), "more than 5 rows")
 add("diagnostics", "m = 1", lambda: calibrated(num_datasets=1), "`num_datasets` must be at least 2; got 1")
 add("diagnostics", "m = 2", lambda: calibrated(num_draws=0), "`num_draws` must be at least 1; got 0")
 add("diagnostics", BAD, lambda: kme.diagnostics.calibrate_weight(kme.PosteriorBootstrap(IID), level=2.0), "`level`")
@@ -564,5 +564,5 @@ add("handlers", "wrongly shaped", lambda: robust(model=plated(shifted)), "shape"
 add("handlers", "bad prior", lambda: robust(model=given(scalar), x=np.array(1.0)), "must stand in one plate")
 add("handlers", "wrong type", lambda: robust(noise="fresh"), "`noise` must be CommonNoise")
 FEW = kme.LatentNoise(16)
-add("handlers", BAD, lambda: robust(plated(careless), noise=FEW), "`careless` is needed as numbers, .*Declare it")
+add("handlers", BAD, lambda: robust(plated(careless), noise=FEW), "`careless` is needed as numbers. Declare it")
 add("handlers", "wrong type", lambda: robust(loss="mmd"), "`loss` must be")

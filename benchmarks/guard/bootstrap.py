@@ -48,7 +48,7 @@ def draws(engine, *names):
 
 def weights(engine):
     """Data weights of the replicates, `(B, n)`."""
-    return engine.replicates.reweightings.weights
+    return engine.posterior.replicates.reweightings.weights
 
 
 def minimisers(loss, w, *starts):

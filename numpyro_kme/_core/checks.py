@@ -269,8 +269,7 @@ def resolved(name: str, x: Any, observed: Any = None) -> None:
         raise explained(
             f"Number {i} of {name} varies from {low[i]:.10g} to {high[i]:.10g}, which floating-point numbers of the "
             f"types {', '.join(dict.fromkeys(map(str, types)))} round to steps of about {rounding * size[i]:.2g}. "
-            "Subtract the offset, in simulations and data alike, or use 64 bits for both (`jax_enable_x64`, or a "
-            "black-box simulator with dtype=float and data of NumPy); leave a number out that should be constant."
+            "Subtract the offset, in simulations and data alike, use 64 bits for both, or leave a constant out."
         )
 
 

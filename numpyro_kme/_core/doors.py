@@ -100,13 +100,6 @@ def _words(hint: Any) -> str:
         return "an array of real numbers" + (" or None" if NoneType in parts else "")
     if kind in UNIONS:
         return " or ".join(map(_words, parts))
-    named: dict[Any, str] = {
-        float: "a number",
-        int: "a whole number",
-        bool: "True or False",
-        NoneType: "None",
-        Callable: "a function",
-        str: "text",
-    }
-    named[Literal] = " or ".join(map(repr, parts))
+    named: dict[Any, str] = {float: "a number", int: "a whole number", bool: "True or False", NoneType: "None"}
+    named |= {Callable: "a function", str: "text", Literal: " or ".join(map(repr, parts))}
     return named.get(kind, f"of the kind {getattr(kind, '__name__', kind)}")

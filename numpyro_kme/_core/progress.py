@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from numpyro_kme._core import checks
 
-PATIENCE, EVERY = 1.0, 0.5
+PATIENCE = 1.0
 """Seconds after which a phase is shown, and between two looks at it."""
 
 _inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
@@ -79,5 +79,5 @@ def _show(description: str, done: Event, parts: list[int]) -> None:
         return
     with tqdm(bar_format="{desc} [{elapsed}]", desc=description) as bar:
         bar.start_t -= PATIENCE
-        while not done.wait(EVERY):
+        while not done.wait(PATIENCE):
             bar.set_description_str(f"{description}, {parts[0]} of {parts[1]}" if parts[1] else description)

@@ -204,9 +204,8 @@ class _Writer:
             items = [self.encoded(one, f"{where}[{i}]") for i, one in enumerate(value)]
             return {type(value).__name__: items}
         raise checks.explained(
-            f"{where} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}, and files hold "
-            "numbers and text, no functions and no objects of other classes. Dataclasses of the package can be saved, "
-            "and kernels of yours that `kernels.register` decorates.",
+            f"{where} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}. Files hold "
+            "numbers, text, dataclasses of the package, and kernels of yours that `kernels.register` decorates.",
             TypeError,
         )
 

@@ -91,10 +91,8 @@ def misspecification_test(
     checks.real("x", x)
     checks.real("y", y)
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    checks.require(
-        x.ndim >= 1 and x.shape[1:] == y.shape and len(x) > NEIGHBOURS,
-        f"`x` must hold more than {NEIGHBOURS} simulations of the shape of `y`; got shapes {x.shape} and {y.shape}.",
-    )
+    alike = x.ndim >= 1 and x.shape[1:] == y.shape and len(x) > NEIGHBOURS
+    checks.require(alike, f"`x` must hold more than {NEIGHBOURS} rows as `y`; got shapes {x.shape} and {y.shape}.")
     names = tuple(names) or names_of_numbers("x", y.shape)
     checks.require(
         len(names) == y.size, f"`names` must name the {y.size} statistics; got {len(names)}: {list(names[:8])}."

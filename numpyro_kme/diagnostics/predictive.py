@@ -169,9 +169,8 @@ def data_sets(
         absent = [site for site in (*problem.simulators, *problem.factors) if site not in problem.kwargs]
         checks.require(
             not absent,
-            f"The model was not run with keyword arguments named like its sites {absent}, but with "
-            f"{sorted(problem.kwargs)}. Let what it observes be arguments of it, named like its sites, or pass "
-            "`arguments=lambda x: dict(...)`, which turns what was drawn at the sites into arguments of the model.",
+            f"The model was not run with keyword arguments named like its sites {absent}: {sorted(problem.kwargs)}. "
+            "Rename its arguments, or pass `arguments=lambda x: dict(...)`, which turns what was drawn into arguments.",
         )
     simulations = plan.simulate(rng_key, problem, number)
     others = problem.draw_factors(rng_key, simulations.latents)
@@ -195,9 +194,8 @@ def _require_passed_on(rng_key: jax.Array, again: Problem, simulations: Simulati
         seen = value.shape == x.shape and np.isfinite(x) & np.isfinite(value)  # the others are missing or censored
         checks.require(
             value.shape == x.shape and np.allclose(value[seen], x[seen], rtol=1e-4),
-            f"The model does not observe at {site!r} the simulated output or draw that is passed to it, but "
-            f"{checks.line(value)} where {checks.line(x)} was drawn: it changes its argument before, or observes "
-            "something else. Pass `arguments=lambda x: dict(...)`, which turns what was drawn into its arguments.",
+            f"The model does not observe at {site!r} what is passed to it, but {checks.line(value)} where "
+            f"{checks.line(x)} was drawn. Pass `arguments=lambda x: dict(...)`, which turns that into its arguments.",
         )
     first = {name: np.asarray(value)[:1] for name, value in simulations.latents.items()}
     for site, value in again.draw_factors(rng_key, first).items():

@@ -51,13 +51,11 @@ def calibrate_weight(bootstrap: PosteriorBootstrap, *, level: float = 0.9) -> We
     """
     checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
     checks.instance("bootstrap", bootstrap, PosteriorBootstrap, "a PosteriorBootstrap that has been run")
-    (data,), found = bootstrap.posterior.groups["observed_data"].values(), bootstrap.replicates
+    (data,), found = bootstrap.posterior.groups["observed_data"].values(), bootstrap.posterior.replicates
     size, converged = len(data), np.asarray(found.converged)
     offsets = (found.u - found.minimum)[converged]
-    checks.require(
-        2 * len(offsets) >= len(converged) and len(offsets) > offsets.shape[1],
-        f"Only {len(offsets)} of {len(converged)} bootstrap replicates converged: look at the run first.",
-    )
+    enough = 2 * len(offsets) >= len(converged) and len(offsets) > offsets.shape[1]
+    checks.require(enough, f"Only {len(offsets)} of {len(converged)} replicates converged: look at the run first.")
     hessian = np.asarray(found.hessian)
     weight = offsets.shape[1] / (size * np.trace(hessian @ (offsets.T @ offsets / len(offsets))))
     sd = np.sqrt(np.diag(np.linalg.inv(hessian)) / size)

@@ -18,7 +18,7 @@ from numpyro_kme.losses.base import Family
 from numpyro_kme.mcmc.noise import check_data_points
 from numpyro_kme.models import reading, tracing
 from numpyro_kme.models.low_discrepancy import accepts, keys_of, words_of
-from numpyro_kme.models.problem import Draws, Latent, Problem
+from numpyro_kme.models.problem import Draws, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Call
 from numpyro_kme.models.unconstrained import Unconstrained
@@ -64,9 +64,8 @@ class IidModel(Recomputed):
         frames, value = trace[site]["cond_indep_stack"], np.asarray(in_jax_types(trace[site]["value"]))
         checks.require(
             len(frames) == 1 and value.shape[:1] == (frames[0].size,),
-            f"the observed site {site!r} of shape {value.shape} must stand in one plate, the data plate, along its "
-            f"first axis; it has the plates {[(frame.name, frame.size) for frame in frames]}. Write: with "
-            f"numpyro.plate('data', len(x)): numpyro.sample({site!r}, ..., obs=x), with one event for each data point.",
+            f"the observed site {site!r} of shape {value.shape} must stand in one plate, along its first axis; it has "
+            f"plates {[(f.name, f.size) for f in frames]}. Put it, an event a point, in numpyro.plate('data', len(x)).",
         )
         checks.real(f"observation at {site!r}", value)
         checks.resolved(f"the observation at {site!r}", value, jnp.zeros(()))
@@ -105,8 +104,10 @@ class IidModel(Recomputed):
     @property
     def bounded(self) -> np.ndarray:
         """Mark the unconstrained parameters of latents that are not any real number, `(dim,)`."""
-        latents = self.problem.latents
-        return np.concatenate([np.full(prod(s), _is_bounded(latents[name])) for name, s in self.target.shapes.items()])
+        any_number = constraints.real, constraints.real_vector, constraints.real_matrix
+        fns = {name: compat.innermost(latent.fn) for name, latent in self.problem.latents.items()}
+        bounded = (np.full(prod(s), fns[name].support not in any_number) for name, s in self.target.shapes.items())
+        return np.concatenate(list(bounded))
 
     def starts(self, rng_key: jax.Array, num: int) -> np.ndarray:
         """Prior draws, unconstrained, `(num, dim)`."""
@@ -121,10 +122,8 @@ class IidModel(Recomputed):
         """The covariates of the points that are not masked, `(points, ...)`, from the model's argument of this name;
         the simulator's arguments that vary along the plate and depend on no latent when left out."""
         kwargs = self.problem.kwargs
-        checks.require(
-            name is None or name in kwargs,
-            f"`covariates` names the argument {name!r}; run got the keyword arguments {sorted(kwargs)}.",
-        )
+        known = name is None or name in kwargs
+        checks.require(known, f"`covariates` names the argument {name!r}; run got the arguments {sorted(kwargs)}.")
         rows: Any = None if name is None else np.asarray(kwargs[name], np.float64)
         if self.simulator is None:
             return None
@@ -166,10 +165,8 @@ class IidModel(Recomputed):
 
         With covariates, a point is a covariate of the data at random and a response.
         """
-        checks.require(
-            self.simulator is not None,
-            "a prior predictive needs a Simulator site; give `centering` a distribution or a sampler.",
-        )
+        simulates = self.simulator is not None
+        checks.require(simulates, "a prior predictive needs a Simulator site; give `centering` a distribution.")
         family = self.family(covariates)
 
         def one(rng_key):
@@ -219,13 +216,6 @@ class IidModel(Recomputed):
     def _run(self, latents, words=None):
         """The trace at latents or at draws by keys of these words, and the simulator where there is one."""
         return tracing.run(self.problem.model, self.problem.args, self.problem.kwargs, words, latents)
-
-
-def _is_bounded(latent: Latent) -> bool:
-    support = latent.fn.support
-    while isinstance(support, type(constraints.independent(constraints.real, 1))):
-        support = support.base_constraint
-    return support is not constraints.real
 
 
 def _kept(name: str, site) -> np.ndarray:

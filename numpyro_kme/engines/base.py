@@ -258,16 +258,14 @@ def each_outcome(
     """Condition an engine on each of some keyword arguments of the model; yields outcomes in their order."""
 
     def one(number: int) -> Outcome:
-        found: Posterior | checks.EffectiveSampleSizeError
         with progress.no_progress_bars(), checks.collected_warnings() as warned:
             try:
-                found = engine.condition(child(rng_key, number), *args, **given[number])
+                return engine.condition(child(rng_key, number), *args, **given[number]), tuple(warned)
             except checks.EffectiveSampleSizeError as error:
-                found = error
+                return error, tuple(warned)
             except Exception as error:
                 error.add_note(f"This is of observation {number} of {len(given)}.")
                 raise
-        return found, tuple(warned)
 
     host.keep_freed_memory()
     threads = 1 if engine.method is None else host.processors()

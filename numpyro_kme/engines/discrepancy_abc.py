@@ -70,10 +70,7 @@ class K2ABC(SimulationEngine[WeightedPosterior]):
     def _fit(self, rng_key, problem, simulations):
         table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)
         size = table.as_data_sets(table.x).shape[1]
-        checks.require(
-            size >= 2,
-            f"K2ABC compares data sets; the simulator gives one of {size} points. Put several draws under a plate.",
-        )
+        checks.require(size >= 2, f"K2ABC compares data sets, not {size} points. Put several draws under a plate.")
         how = partial(weighting.soft_abc_weights, epsilon=self.epsilon), self.estimator, self.length_scale
         return DiscrepancyWeights(self, rng_key, problem, table, *how)
 

@@ -100,22 +100,17 @@ class KELFI(SimulationEngine[LearntPosterior]):
             f"`num_rounds` must leave two of the {self.num_simulations} simulations for each round, and be 1 where "
             f"`simulations` are given (`refine` adds to those); got {self.num_rounds}.",
         )
-        checks.require(
-            not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans),
-            f"`proposal` FromVariance() needs a form with a variance: pass form=KernelMeans(...); got {self.form}.",
-        )
-        checks.require(
-            self.store is None or number == 1,
-            f"`store` keeps prior draws: leave it out, or make one round; got num_rounds={self.num_rounds}.",
-        )
+        varies = not isinstance(self.proposal, FromVariance) or isinstance(self.form, KernelMeans)
+        checks.require(varies, f"`proposal` FromVariance() needs a variance, form=KernelMeans(...); got {self.form}.")
+        one = self.store is None or number == 1
+        checks.require(one, f"`store` keeps prior draws: leave it out, or pass num_rounds=1; got {self.num_rounds}.")
         for one in self.statistics.values() if isinstance(self.statistics, Mapping) else [self.statistics]:
             checks.instance("statistics", one, Statistics | None, "SemiAutomaticStatistics() or SelectedStatistics()")
         first = self.num_simulations // number
         checks.require(
             self.statistics is None or (first >= FEWEST and self.missing is None),
-            f"`statistics` are learnt from at least {FEWEST} whole outputs: make fewer rounds (`num_rounds`), or more "
-            "simulations (`num_simulations`), and leave `missing` out, with which simulations lack entries; got "
-            f"{first} simulations in the first round and missing={self.missing}.",
+            f"`statistics` are learnt from at least {FEWEST} whole outputs: make fewer rounds or more simulations, and "
+            f"leave `missing` out; got {first} simulations in the first round and missing={self.missing}.",
         )
 
     @property
@@ -144,9 +139,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         gaps = found.missing and not isinstance(own, SelectedStatistics)
         checks.require(
             own is None or not (found.censored or gaps),
-            f"The observation at {site!r} has {found.missing} entries that are NaN, not observed, of which "
-            f"{found.censored} are known to lie in intervals, and `statistics` are learnt from whole outputs. "
-            "Leave `statistics` out, let the simulator return what was observed, or use SelectedStatistics for NaN.",
+            f"The observation at {site!r} has {found.missing} entries that are NaN, {found.censored} in intervals, and "
+            "`statistics` are learnt from whole outputs. Leave them out, or use SelectedStatistics for NaN.",
         )
         if not simulator.ragged:
             if self.missing and form and not isinstance(form, KernelExponentialFamily):
@@ -162,9 +156,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         kernel = form.data_kernel if isinstance(form, KernelMeans) else kernel
         checks.require(
             kernel is not None,
-            f"The outputs of site {site!r} are of any length (ragged=True), of which the form of the likelihood, "
-            f"{type(form or ResidualKernelMeans()).__name__}, makes no statistics. Pass {kernels}for series, or let "
-            "the simulator return statistics of fixed number, the length among them.",
+            f"The outputs of site {site!r} are of any length (ragged=True), of which "
+            f"{type(form or ResidualKernelMeans()).__name__} makes no statistics. Pass {kernels}for series.",
         )
         if isinstance(kernel, Kernel):
             require_any_length(kernel)

@@ -190,8 +190,7 @@ class LearntLikelihoods(Recomputed):
         """The draws as a posterior, with what is reported of them; warns of what is wrong with it."""
         extrapolated = {}
         for site, fitted in self.likelihoods.items():
-            found = problem.simulators[site]
-            outside = fitted.beyond(problem.observations[site], drawn.coordinates[site], found.mask)
+            outside = fitted.beyond(problem.observations[site], drawn.coordinates[site], problem.simulators[site].mask)
             extrapolated[site] = outside.mean(axis=0)
         posterior = LearntPosterior(
             engine=type(self.engine).__name__,
@@ -206,11 +205,9 @@ class LearntLikelihoods(Recomputed):
             extrapolated=extrapolated,
             errors=self.standard_errors(problem, drawn),
         )
-        info = describe(posterior)
-        if len(self.made) > 1:
-            info["rounds"] = f"simulations {', '.join(map(str, self.made))}"
         emit_warnings(posterior)
-        return replace(posterior, info=info)
+        rounds = {"rounds": f"simulations {', '.join(map(str, self.made))}"} if len(self.made) > 1 else {}
+        return replace(posterior, info=describe(posterior) | rounds)
 
     def standard_errors(self, problem: Problem, drawn: PosteriorDraws) -> StandardErrors | None:
         """Standard errors of the posterior; None where there is nothing to compare with."""
@@ -232,9 +229,8 @@ class LearntLikelihoods(Recomputed):
         """Raise an error unless they serve every observation."""
         checks.require(
             not self.simulations.near,
-            "Run an engine with num_rounds=1 for this, whose simulations are at prior draws alone and serve every "
-            "observation; or `run` again for one other. The likelihood was learnt for the observation of `run`: of "
-            f"{len(self.simulations)} simulations {self.simulations.proposed} were made where a posterior is.",
+            f"The likelihood was learnt for the observation of `run`: {self.simulations.proposed} simulations "
+            "were made where that posterior is. Run an engine with num_rounds=1, which serves every observation.",
         )
 
 

@@ -115,8 +115,7 @@ class LearntModel(Recomputed):
         for name, observed in self.problem.observations.items():
             site = self.problem.simulators[name]
             if site.mask.any():
-                prepared = prepare(self.likelihoods[name], observed, site.mask, site.simulator.bounds)
-                found[name] = prepared.brief()
+                found[name] = prepare(self.likelihoods[name], observed, site.mask, site.simulator.bounds).brief()
         return found
 
 

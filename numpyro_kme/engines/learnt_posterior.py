@@ -57,9 +57,8 @@ class LearntPosterior(Posterior):
         problem = problem_of(self)
         checks.require(
             plain(problem),
-            "The posterior in coordinates needs a model with one simulator site, neither in plates nor masked, scaled "
-            "or known in intervals, and nothing else that is observed; this one has the simulator sites "
-            f"{list(problem.simulators)} and the likelihoods {list(problem.factors)}. Use the draws.",
+            "The posterior in coordinates needs one simulator site, without plates, masks, scales or intervals, and no "
+            f"other likelihood; the model has {list(problem.simulators)} and {list(problem.factors)}. Use the draws.",
         )
         site, surrogate = problem.site(), self._fitted.surrogate
         observed = surrogate.point(problem.observations[site])
@@ -125,9 +124,8 @@ class LearntPosterior(Posterior):
         found = {name: np.asarray(v) for name, v in {**learnt, **others}.items() if np.ndim(v) > 1}
         checks.require(
             bool(found),
-            f"The observed sites {[*problem.simulators, *problem.factors]} are one event each, of which "
-            "no part can be left out: leave-one-out predictions need observations along a plate. Put independent "
-            "observations in numpyro.plate, one call of the simulator for each.",
+            f"The observed sites {[*problem.simulators, *problem.factors]} are one event each, of which no part can be "
+            "left out. Put independent observations in numpyro.plate, one call of the simulator for each.",
         )
         return found
 
@@ -177,10 +175,8 @@ class LearntPosterior(Posterior):
             found = self._fitted.coordinates.latents(np.asarray(self.in_coordinates.mode())[None])
             return {name: value[0] for name, value in found.items()}
         problem = problem_of(self)
-        checks.require(
-            not problem.discrete,
-            f"The mode is found by gradients, and {list(problem.discrete)} are discrete. Use the draws.",
-        )
+        discrete = [*problem.discrete]
+        checks.require(not discrete, f"The mode is found by gradients, and {discrete} are discrete. Use the draws.")
         surrogate = replace(problem, model=handlers.surrogate(problem.model, self.likelihoods))
         return learnt_model.mode(Unconstrained.of(surrogate), self.drawn.latents, self.drawn.log_posterior)
 
@@ -211,10 +207,8 @@ class LearntPosterior(Posterior):
         """
         posterior, fitted = self.in_coordinates, self._fitted
         outputs = np.asarray(y_new, np.float64)
-        checks.require(
-            outputs.shape[1:] == fitted.event_shape,
-            f"`y_new` must have shape (n, *{fitted.event_shape}); got {outputs.shape}.",
-        )
+        fits = outputs.shape[1:] == fitted.event_shape
+        checks.require(fits, f"`y_new` must have shape (n, *{fitted.event_shape}); got {outputs.shape}.")
         sign, log_size = posterior.predictive_log_density(np.stack([fitted.surrogate.point(y) for y in outputs]))
         return np.where(sign > 0, log_size, -np.inf)
 
@@ -304,9 +298,8 @@ def emit_warnings(posterior: LearntPosterior) -> None:
             checks.warn(extrapolation_message(site, float(np.max(outside)), remedy, far))
         if not fitted.surrogate.moves:
             checks.warn(
-                f"The parameters change how probable values of all statistics of {site!r} are, as in a mixture, and do "
-                "not move them: the likelihood embeds these as they are, and the posterior may be too wide. Give "
-                "statistics that count in their place, such as the proportion of values beyond a point."
+                f"The parameters change how probable values of all statistics of {site!r} are, and do not move them: "
+                "the posterior may be too wide. Give statistics that count, as the proportion of values beyond a point."
             )
     if not is_sure(posterior.errors, posterior.drawn.latents):
         checks.warn(unsure_message(posterior, remedy))
@@ -328,8 +321,7 @@ def unsure_message(posterior: LearntPosterior, remedy: str) -> str:
     needed = size * max(2.0, float(np.max(found)) ** 2)
     return (
         f"The posterior mean of {list(columns)[worst]} may be off by {mean:.2g}, {mean / table[:, worst].std():.2g} "
-        f"posterior standard deviations, and its standard deviation by {sd:.0%}: one standard error each, as far as "
-        f"halves of the {size:,} simulations differ and rounds moved it. {remedy} If errors fall with the root of "
-        f"their number, about {float(f'{needed:.1g}'):,.0f} suffice. Neither helps where the model cannot make the "
-        "observation: `kme.diagnostics.misspecification_test`."
+        f"posterior standard deviations, and its standard deviation by {sd:.0%}: one standard error each. {remedy} If "
+        f"errors fall with the root of their number, about {float(f'{needed:.1g}'):,.0f} suffice. Neither helps where "
+        "the model cannot make the observation: `kme.diagnostics.misspecification_test`."
     )

@@ -18,6 +18,7 @@ from numpyro_kme.engines._iid import IidModel, PointSimulator
 from numpyro_kme.engines.base import Engine, check_rule
 from numpyro_kme.engines.posterior import Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
+from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE
 from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, Nodes
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.mcmc.noise import even_nodes
@@ -28,9 +29,6 @@ PRIOR_DRAWS, TIMES = 2048, 16
 REACH = 2.26
 """Bounded parameters, unconstrained, stay as near to their prior's median as this many times its 5 and 95 % quantiles
 (one in 10,000 of a normal prior lies beyond), or they would run to infinity."""
-
-FEW = 0.05
-"""Proportion of replicates at the end of a prior that goes without a warning."""
 
 
 @shown
@@ -149,14 +147,11 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
         check_rule(self.length_scale, self.loss, "loss", Loss, "a loss, such as MMD()")
         checks.whole("num_samples", self.num_samples, 1)
         checks.whole("num_nodes", self.num_nodes, 32)
-        checks.require(
-            self.num_nodes & (self.num_nodes - 1) == 0,
-            f"`num_nodes` must be a power of two, such as 2048; got {self.num_nodes}.",
-        )
-        checks.require(
-            not isinstance(self.centering, str) or self.centering == "prior predictive",
-            f'`centering` must be a distribution, a sampler or "prior predictive"; got {self.centering!r}.',
-        )
+        power = self.num_nodes & (self.num_nodes - 1) == 0
+        checks.require(power, f"`num_nodes` must be a power of two, such as 2048; got {self.num_nodes}.")
+        centering = self.centering
+        known = not isinstance(centering, str) or centering == "prior predictive"
+        checks.require(known, f'`centering` must be a distribution, sampler or "prior predictive"; got {centering!r}.')
         checks.non_negative("prior_weight", self.prior_weight)
         checks.whole("prior_draws", self.prior_draws, 1)
         checks.require(
@@ -173,10 +168,8 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
         data = iid.data.astype(np.float64) if covariates is None else (covariates, iid.data.astype(np.float64))
         checks.sound("data", iid.data)
         loss = (MMD(length_scale=self.length_scale) if self.loss is None else self.loss).for_data(data)
-        checks.require(
-            loss.takes_covariates or covariates is None,
-            f"{type(loss).__name__} takes no covariates. Use MMD(), or a loss with `takes_covariates = True`.",
-        )
+        takes = loss.takes_covariates or covariates is None
+        checks.require(takes, f"{type(loss).__name__} takes no covariates. Use MMD(), or one with `takes_covariates`.")
         process = self._process(iid, covariates)
         starts = iid.starts(prior_key, max(PRIOR_DRAWS, TIMES * self.prior_draws))
         if loss.is_squared_distance(data):
@@ -253,11 +246,6 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
             centering = iid.predictive(covariates)
         return DirichletProcess(self.concentration, centering, self.truncation)
 
-    @property
-    def replicates(self) -> Replicates:
-        """Everything known of the minimisations that the draws are, unconstrained."""
-        return self.posterior.replicates
-
 
 def _arguments(iid: IidModel, center: np.ndarray, width: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Arguments of the simulator at standardised parameters."""
@@ -293,4 +281,4 @@ def _at_bounds(found: Replicates, iid: IidModel) -> dict[str, int]:
         return {}
     at_bound = zip(iid.target.shapes, pieces(found.at_bound, iid.target.shapes.values()))
     counts = {name: int(some.reshape(len(some), -1).any(axis=1).sum()) for name, some in at_bound}
-    return {name: count for name, count in counts.items() if count > FEW * len(found.u)}
+    return {name: count for name, count in counts.items() if count > NEGLIGIBLE * len(found.u)}

@@ -83,9 +83,8 @@ class ReferenceTable(Recomputed):
         worst = min(range(len(tests)), key=lambda d: tests[d].pvalue)
         checks.require(
             tests[worst].pvalue * len(tests) > UNLIKELY,
-            f"`simulations` are not draws from the prior of this model: {table.coordinates.names[worst]} has a "
-            f"Kolmogorov-Smirnov distance of {tests[worst].statistic:.2f} from it (p-value {tests[worst].pvalue:.1g}). "
-            "Use KernelBayes or KELFI, which take simulations made anywhere, or a model with the prior they came from.",
+            f"`simulations` are not draws from the prior of this model: {table.coordinates.names[worst]} has a p-value "
+            f"of {tests[worst].pvalue:.1g} (Kolmogorov-Smirnov). Use KernelBayes, KELFI or a model with their prior.",
         )
         return table
 
@@ -127,9 +126,9 @@ class ReferenceTable(Recomputed):
         """Raise where `what` would get outputs of any length."""
         checks.require(
             not self.ragged,
-            f"The outputs are of any length (ragged=True), which {what} here does not compare. Use KELFI with "
-            "form=KernelStatistics(EmpiricalMeasureRule()), or DistributionRegressionABC, KernelABC or KernelBayes "
-            "with kernel=EmpiricalMeasureRule(), for data sets; SignatureRule() for series.",
+            f"The outputs are of any length (ragged=True), which {what} here does not compare: KELFI(form="
+            "KernelStatistics(rule)) and KernelABC(kernel=rule) do, by EmpiricalMeasureRule() or, of series, "
+            "SignatureRule().",
         )
 
     def statistics(self, x: np.ndarray) -> np.ndarray:
@@ -147,10 +146,7 @@ class ReferenceTable(Recomputed):
         """Outputs `(k, *event)` as data sets `(k, n, d)`."""
         self.require_rows("a discrepancy between data sets")
         self.require_one_length("a discrepancy between data sets")
-        checks.require(
-            x.ndim in (2, 3),
-            f"The output has shape {self.x.shape[1:]}; a data set must be (n,) or (n, d), or n draws under a plate.",
-        )
+        checks.require(x.ndim in (2, 3), f"The output has shape {self.x.shape[1:]}; a data set must be (n,) or (n, d).")
         return x[..., None] if x.ndim == 2 else x
 
     def in_order(self, x: np.ndarray) -> np.ndarray:
@@ -219,14 +215,9 @@ def check_model(problem: Problem, engine: str) -> None:
         f"has parameters that vary along plates of shape {groups}": any(size != 1 for size in groups),
     }
     for what, found in refused.items():
-        checks.require(
-            not found,
-            f"The observation at {name!r} {what}; {engine} compares whole data sets of one parameter. Use KELFI.",
-        )
-    checks.require(
-        "weight" not in {*problem.latents, *problem.deterministics},
-        "A site of the model is called 'weight', as the weights of the simulations are. Give it another name.",
-    )
+        checks.require(not found, f"The observation at {name!r} {what}; {engine} compares data sets. Use KELFI.")
+    free = "weight" not in {*problem.latents, *problem.deterministics}
+    checks.require(free, "A site of the model is called 'weight', as weights of simulations are. Give it another name.")
 
 
 def observed_anew(problem: Problem, args: tuple, kwargs: Mapping[str, Any]) -> Problem:

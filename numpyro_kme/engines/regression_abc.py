@@ -149,10 +149,8 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
         if self.num_folds is not None:
             checks.whole("num_folds", self.num_folds, 2)
         checks.instance("parameter_kernel", self.parameter_kernel, Kernel | None, "a kernel, such as Gaussian(1.0)")
-        checks.require(
-            self.num_folds is None or (self.regularisation is None and self.delta is None),
-            "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.",
-        )
+        chosen = self.num_folds is None or (self.regularisation is None and self.delta is None)
+        checks.require(chosen, "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.")
         checks.instance("prior", self.prior, Mapping | None, "draws {site: (n, *shape)}, as from get_weights()")
 
     def _fit(self, rng_key, problem, simulations):

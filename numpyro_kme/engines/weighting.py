@@ -78,10 +78,8 @@ class WeightedPosterior(Posterior):
             `(*event)`.
         """
         values = np.asarray(function(self.sites))
-        checks.require(
-            values.shape[:1] == self.weights.shape,
-            f"`function` must give {len(self.weights)} rows, one for each simulation; it gave shape {values.shape}.",
-        )
+        fits = values.shape[:1] == self.weights.shape
+        checks.require(fits, f"`function` must give {len(self.weights)} rows, one a simulation; got {values.shape}.")
         return np.tensordot(self.weights, values, axes=1)
 
     def mode(self) -> dict[str, np.ndarray]:
@@ -296,9 +294,8 @@ def warn_if_far(name: str, distances: np.ndarray, between: np.ndarray) -> bool:
     far = out_of_distribution_check(distances, between)
     if far.is_out_of_distribution:
         checks.warn(
-            f"{name}: the observation lies away from the simulations. The nearest {far.proportion:.2%} of them are up "
-            f"to {far.nearest:.4g} from it, and simulations up to {far.threshold:.4g} from one another: weights do not "
-            "say what the parameters are. Check observation and simulator, or use a prior under which such data occur."
+            f"{name}: the observation lies away from the simulations. The nearest {far.proportion:.2%} are up to "
+            f"{far.nearest:.4g} from it, simulations {far.threshold:.4g} from one another. Check both, and the prior."
         )
     return far.is_out_of_distribution
 
@@ -311,9 +308,8 @@ def warn_if_coarse(name: str, found: RegressionAdjustment, signed: bool) -> None
     if coarse.any():
         d = int(np.argmax(np.where(coarse, np.maximum(shift, np.abs(np.log(np.maximum(left, 1e-300)))), 0.0)))
         checks.warn(
-            f"{name}: the posterior is {'coarse' if left[d] < MOST else 'too narrow, by its signed weights'}. Among "
-            f"the simulations near the observation, a regression on the outputs moves a mean by {shift[d]:.2g} of its "
-            f"sd, and leaves {left[d]:.2g} of that. Use `regression_adjustment=True`, or more simulations."
+            f"{name}: the posterior is {'coarse' if left[d] < MOST else 'too narrow'}: a regression moves a mean by "
+            f"{shift[d]:.2g} sd, and leaves {left[d]:.2g} sd. Use `regression_adjustment=True`, or more simulations."
         )
 
 

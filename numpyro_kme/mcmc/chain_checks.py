@@ -61,18 +61,14 @@ class SurrogateCheck:
 
 def _negative_message(site: str, negative: float) -> str:
     """The warning that a signed surrogate is negative at draws of a chain."""
-    return (
-        f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws, where its positive version "
-        "stands for it. Simulate more."
-    )
+    return f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws. Simulate more."
 
 
 def _off_message(site: str, off: float) -> str:
     """The warning that moments of a chain may be off by as much as is warned of."""
     return (
-        f"A posterior mean may be off by half a posterior standard deviation, or a standard deviation by a third, and "
-        f"more: the largest standard error is {off:.2g} times that, by what was learnt at site {site!r} "
-        "(`error_of_mean`, `error_of_sd`). Simulate more, best at these draws (`refine`), and sample again."
+        f"A posterior mean may be off by half a posterior standard deviation, or that by a third, or {off:.2g} times "
+        f"as much, by what was learnt at {site!r}. Simulate more, best at these draws (`refine`), and sample again."
     )
 
 
@@ -269,9 +265,8 @@ def log_estimate_sd(
     sd = float(np.mean(np.std(estimates(in_present_precision(draws), jax.random.split(rng_key, num_keys)), axis=1)))
     if sd > 2.0:
         checks.warn(
-            f"The logarithm of the estimate has a standard deviation of {sd:.2g}; above 2 a "
-            "PseudoMarginal chain sticks. Simulate more points (`num_simulations`), average over more samples "
-            "(`repeats`), or renew the noise in parts, PseudoMarginal(model, blocks=...)."
+            f"The logarithm of the estimate has a standard deviation of {sd:.2g}; above 2 a PseudoMarginal chain "
+            "sticks. Raise `num_simulations` or `repeats`, or renew noise in parts, PseudoMarginal(model, blocks=...)."
         )
     return sd
 

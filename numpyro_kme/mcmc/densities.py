@@ -82,10 +82,8 @@ class SyntheticLikelihood(RealValued):
     def log_prob(self, value: ArrayLike, intermediates=None) -> jax.Array:
         """Log density of the normal distribution with the moments of the simulations, over the leading axes."""
         checks.sound("value", value)
-        checks.require(
-            jnp.shape(value)[jnp.ndim(value) - self.event_dim :] == self.event_shape,
-            f"`value` must have shape (..., *{self.event_shape}), as the simulator gives; got {jnp.shape(value)}.",
-        )
+        fits = jnp.shape(value)[jnp.ndim(value) - self.event_dim :] == self.event_shape
+        checks.require(fits, f"`value` must be (..., *{self.event_shape}), as simulated; got {jnp.shape(value)}.")
         drawn = self._simulated()
         mean = jnp.mean(drawn, axis=0)
         centred = drawn - mean[None]

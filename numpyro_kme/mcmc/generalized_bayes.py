@@ -61,8 +61,7 @@ class generalized_bayes(Messenger):
     ):
         checks.require(
             np.shape(weight) == () and (not checks.is_concrete(weight) or np.asarray(weight).dtype.kind in "fiu"),
-            f"`weight` must be one positive number; got {weight!r:.60}. Of a `calibrate_weight` pass `.by_bootstrap` "
-            "or `.by_coverage`.",
+            f"`weight` must be one positive number; got {weight!r:.60}. Of a `calibrate_weight` pass `.by_bootstrap`.",
             TypeError,
         )
         checks.positive("weight", weight)
@@ -145,18 +144,16 @@ class LossDensity(RealValued):
         """`-weight loss` for each data point."""
         if self.nodes is None:
             message = (
-                "FreshNoise has a new estimate of the density each time, which only the kernel "
-                "`numpyro_kme.PseudoMarginal` samples correctly: MCMC(PseudoMarginal(model), ...). For NUTS use "
-                "CommonNoise or LatentNoise."
+                "FreshNoise has a new estimate of the density each time, which only `numpyro_kme.PseudoMarginal` "
+                "samples correctly: MCMC(PseudoMarginal(model), ...). For NUTS use CommonNoise or LatentNoise."
             )
             settings = dict(shape=self.batch_shape, dtype=jnp.result_type(float), message=message)
             return _no_key(jnp.asarray(value), self.arguments, **settings)
         arguments, (size,) = self.arguments, self.batch_shape
         if self._without_derivative:
             error = NotImplementedError(
-                f"Simulator `{self._name}` {self._without_derivative} and has no derivative, which NUTS, HMC and SVI "
-                "need. Kernels that work: PseudoMarginal with FreshNoise, or LatentNoise for simulators in JAX; AIES "
-                "and ESS of numpyro.infer with CommonNoise; any kernel on a surrogate (handlers.surrogate)."
+                f"Simulator `{self._name}` {self._without_derivative} and has no derivative, which NUTS needs. Use "
+                "PseudoMarginal with FreshNoise; AIES with CommonNoise; any on a surrogate (handlers.surrogate)."
             )
             arguments = compat.without_derivative(arguments, error)
         losses = self.losses(arguments, self.nodes)
@@ -174,10 +171,8 @@ def _check_site(msg, simulator: Simulator, covariates) -> None:
         f"Site {name!r} must stand in one plate, the data plate, with one event for each of at least two data points; "
         f"it has the plates {[(frame.name, frame.size) for frame in frames]} and batch shape {simulator.batch_shape}.",
     )
-    checks.require(
-        checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights),
-        f"Site {name!r} is masked or scaled, as a joint loss cannot be. Leave those data out, or change `weight`.",
-    )
+    whole = checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights)
+    checks.require(whole, f"Site {name!r} is masked or scaled, as no loss is. Leave data out, or change `weight`.")
     check_data_points(name, msg["value"], simulator, covariates, f"covariates={{{name!r}: array}}")
     checks.require(
         checks.is_concrete(msg["value"]),

@@ -71,10 +71,8 @@ class surrogate(Messenger):
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)
         unmet = sorted(set(self.likelihoods) - self._met)
-        checks.require(
-            exc_type is not None or not unmet,
-            f"`likelihoods` names {unmet}, but the simulator sites of the model are {sorted(self._met)}.",
-        )
+        met = exc_type is not None or not unmet
+        checks.require(met, f"`likelihoods` names {unmet}, but the model has the simulator sites {sorted(self._met)}.")
 
     def process_message(self, msg):
         """Put the density in place at an observed simulator site."""
@@ -156,8 +154,7 @@ def _density(
 def _advice(fn: Distribution, simulator: Simulator) -> str:
     if fn.event_shape == simulator.batch_shape + simulator.event_shape:
         return (
-            "Along a plate, draws that share their parameters are scored one by one. If the likelihood was learnt from "
-            "whole data sets, make the data set one event of the simulator, outside the plate; if the plate holds "
-            "independent draws, learn the likelihood from single draws."
+            "Along a plate draws are scored one by one: learn the likelihood from single draws, or make the data set "
+            "one event of the simulator, outside the plate."
         )
     return "Use .to_event(n) if entries of one output are batch dimensions of the likelihood."

@@ -181,8 +181,7 @@ def check_data_points(site: str, data: Any, simulator: Simulator, covariates: An
     checks.require(
         (simulator.groups not in ((), (1,))) == (covariates is not None),
         f"The parameters of simulator `{simulator.name}` at site {site!r} have batch shape {simulator.groups} and "
-        f"covariates are {'missing' if covariates is None else 'given'}. Where parameters vary along the data plate, "
-        f"say with what: {how}; otherwise leave them out.",
+        f"covariates are {'missing' if covariates is None else 'given'}. Give what they vary with, {how}, or none.",
     )
 
 
@@ -195,9 +194,8 @@ def declared_noise(simulator: Simulator) -> dist.Distribution:
     fn: Any = simulator.fn
     checks.require(
         isinstance(fn, FromNoise),
-        f"The noise of simulator `{simulator.name}` is needed as numbers, for a latent of the model. Declare it: write "
-        "`fn(noise, *params)` and Simulator(FromNoise(fn, dist.Normal(0, 1)), *params), with the distribution of the "
-        "noise of one call; or use FreshNoise with PseudoMarginal.",
+        f"The noise of simulator `{simulator.name}` is needed as numbers. Declare it, that of one call, with "
+        "fn(noise, *params): Simulator(FromNoise(fn, dist.Normal(0, 1)), *params); or use FreshNoise.",
     )
     return fn.noise
 

@@ -103,10 +103,8 @@ class Command:
     timeout: float | None = None
 
     def __post_init__(self):
-        checks.require(
-            not isinstance(self.arguments, str) and len(self.arguments) > 0,
-            f"`arguments` must be a tuple of strings, the program first; got {self.arguments!r}.",
-        )
+        given = not isinstance(self.arguments, str) and len(self.arguments) > 0
+        checks.require(given, f"`arguments` must be a tuple of strings, the program first; got {self.arguments!r}.")
         object.__setattr__(self, "arguments", tuple(map(str, self.arguments)))
 
     def __call__(self, rng: np.random.Generator, *params: np.ndarray) -> np.ndarray:

@@ -46,10 +46,8 @@ def node_keys(fn: Callable, rng_key: jax.Array, num_nodes: int, *params) -> jax.
     References: McKay, Beckman and Conover (1979), Technometrics 21; Salmon et al. (2011) for Threefry.
     """
     checks.whole("num_nodes", num_nodes, 1)
-    checks.require(
-        num_nodes & (num_nodes - 1) == 0 and num_nodes <= LARGEST,
-        f"`num_nodes` must be a power of two, at most {LARGEST}; got {num_nodes}.",
-    )
+    power = num_nodes & (num_nodes - 1) == 0 and num_nodes <= LARGEST
+    checks.require(power, f"`num_nodes` must be a power of two, at most {LARGEST}; got {num_nodes}.")
     if not accepts(fn, *params):
         return random.split(rng_key, num_nodes)
     path = jnp.broadcast_to(random.bits(rng_key, (2,), jnp.uint32), (num_nodes, 2))

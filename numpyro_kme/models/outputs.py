@@ -135,10 +135,8 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
             f"{why}\nA JAX simulator draws one event a call, from JAX operations only; declare a NumPy simulator "
             "fn(rng, *params) by passing shape. If these shapes are those of a batch, pass event_dims."
         ) from error
-    checks.require(
-        isinstance(event, jax.ShapeDtypeStruct),
-        f"Simulator `{name(fn)}` returns {jax.tree.structure(event)}; it must return one array, or arrays by name.",
-    )
+    single = isinstance(event, jax.ShapeDtypeStruct)
+    checks.require(single, f"Simulator `{name(fn)}` must return one array, or arrays by name; got {event}.")
     checks.require(
         _written(program) == _written(again),
         f"Simulator `{name(fn)}` draws random numbers of NumPy, which JAX would keep for all simulations. Draw from "

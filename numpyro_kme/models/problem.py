@@ -116,10 +116,8 @@ class Problem(Recomputed):
         """`name`, checked to be a simulator site; the only one there is if `name` is left out. `how` says by which
         argument a caller names it."""
         names = list(self.simulators)
-        checks.require(
-            name in names or (name is None and len(names) == 1),
-            f"Name one of the model's simulator sites, {names}{how and f', {how}'}; got {name!r}.",
-        )
+        known = name in names or (name is None and len(names) == 1)
+        checks.require(known, f"Name one of the model's simulator sites, {names}{how and f', {how}'}; got {name!r}.")
         return names[0] if name is None else name
 
     def draw(self, rng_key: jax.Array, num_draws: int) -> Draws:
@@ -171,9 +169,8 @@ class Problem(Recomputed):
             outside = latents[name][~inside]
             checks.require(
                 not len(outside),
-                f"`{what}[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of the prior of "
-                f"{name!r} in the model, such as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, "
-                "or write a model whose prior reaches them.",
+                f"`{what}[{name!r}]` has {len(outside)} of {len(inside)} draws outside the support of its prior, such "
+                f"as {outside[:1].tolist()[:1]}: they have no coordinates. Leave them out, or widen the prior.",
             )
 
     def _run(self, latents: Mapping, words: Any = None, factors: Arrays = MappingProxyType({})):
@@ -225,8 +222,7 @@ class Problem(Recomputed):
             found[name], shape = np.asarray(latents[name]), latent.value.shape
             checks.require(
                 found[name].shape == (*draws, *shape) and draws not in ((), (0,)),
-                f"`latents[{name!r}]` must have shape (draws, *{shape}) with as many draws as {names[0]!r}; "
-                f"got {found[name].shape}.",
+                f"`latents[{name!r}]` needs shape {shape} for as many draws as {names[0]!r}; got {found[name].shape}.",
             )
         return found
 
@@ -234,7 +230,6 @@ class Problem(Recomputed):
 def discrete_message(name: str, latent: Latent, why: str) -> str:
     """Say what to do with a discrete latent that is not taken, and why it is not."""
     return (
-        f"The prior of {name!r} is discrete ({type(compat.innermost(latent.fn)).__name__}), and {why}. RejectionABC, "
-        "K2ABC, KernelABC, KernelBayes and DistributionRegressionABC weight simulations and take any prior; "
-        "or draw it inside the simulator. If it is data, pass the observation to the model."
+        f"The prior of {name!r} is discrete ({type(compat.innermost(latent.fn)).__name__}), and {why}. Use "
+        "RejectionABC or KernelABC, or draw it inside the simulator. If it is data, pass the observation to the model."
     )

@@ -111,10 +111,8 @@ def _check_kinds(trace: Mapping, simulators: Mapping[str, Simulator], simulated:
         f"The model has the `param` sites {kinds['param']}, which have no prior. Give them one with numpyro.sample "
         "(or the handler numpyro.handlers.lift), or pass their values as arguments of the model.",
     )
-    checks.require(
-        len(simulators) > 0 or not simulated,
-        f"The model has no simulator site; its sites are {kinds['sample']}. Add one, of kme.Simulator(fn, *params).",
-    )
+    simulates = len(simulators) > 0 or not simulated
+    checks.require(simulates, f"The model has no simulator site among {kinds['sample']}: add kme.Simulator(fn, theta).")
     checks.require(len(kinds["latent"]) > 0, f"The model has no latent site to infer; its sites are {kinds['sample']}.")
 
 
@@ -166,10 +164,8 @@ def _check_prior(name: str, site: Mapping) -> None:
         f"The prior of {name!r} is {'masked' if masked else f'scaled, by {scale}'}, so that its density is not that of "
         "draws from it. Put numpyro.handlers.mask and numpyro.handlers.scale around observed sites only.",
     )
-    checks.require(
-        not isinstance(compat.innermost(fn), dist.Delta),
-        f"The prior of {name!r} is one value (Delta). A fixed value belongs in numpyro.deterministic.",
-    )
+    free = not isinstance(compat.innermost(fn), dist.Delta)
+    checks.require(free, f"The prior of {name!r} is one value (Delta), which belongs in numpyro.deterministic.")
 
 
 def _check_weights(parts: Parts, model: Callable, args: tuple, kwargs: Mapping) -> None:
@@ -183,7 +179,4 @@ def _check_weights(parts: Parts, model: Callable, args: tuple, kwargs: Mapping) 
         if site.weighted:
             values = {latent: jnp.asarray(known.value) for latent, known in parts.latents.items()}
             behind = compat.depends_on(partial(weights, name), values)
-            checks.require(
-                not behind,
-                f"The mask or scale of site {name!r} depends on the latents {list(behind)}. Let it depend on data.",
-            )
+            checks.require(not behind, f"The mask or scale of {name!r} depends on {behind}. Let it depend on data.")

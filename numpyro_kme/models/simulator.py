@@ -179,15 +179,12 @@ class Simulator(Distribution):
         for i, param in enumerate(() if self._event_dims_given else self.params):
             checks.require(
                 param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
-                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and the simulator is expanded to "
-                f"{batch_shape} calls, so it is not clear whether the parameter runs along a plate. Make the simulator "
-                "inside of its plates, with their shape in front of what runs along them, or pass event_dims, with one "
-                f"number for each of the {len(self.params)} parameters.",
+                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and there are {batch_shape} calls, "
+                "so it is not clear whether the parameter runs along a plate. Make the simulator inside of its plates, "
+                "with their shape in front of what runs along them, or pass event_dims, a number for each parameter.",
             )
-        checks.require(
-            checks.expands(self.batch_shape, batch_shape),
-            f"Simulator `{self.name}` has batch shape {self.batch_shape}, which does not expand to {batch_shape}.",
-        )
+        fits = checks.expands(self.batch_shape, batch_shape)
+        checks.require(fits, f"Simulator `{self.name}`, of shape {self.batch_shape}, does not expand to {batch_shape}.")
         new = copy.copy(self)
         new._batch_shape = batch_shape
         return new
@@ -264,9 +261,8 @@ class Simulator(Distribution):
         value = jnp.asarray(value)
         lead = value.shape[: max(value.ndim - self.event_dim, 0)]
         sentence = (
-            f"`{self.name}` is a simulator: its site can be drawn from but has no density. Put one in its place with "
-            "`numpyro_kme.mcmc.handlers.surrogate(model, {site: fitted})`, around any `condition`, or run an engine "
-            "that works from simulations, such as `numpyro_kme.KELFI(model)`. Under `surrogate` already: observe it."
+            f"`{self.name}` is a simulator and has no density. Put one in its place, and observe it, with `numpyro_kme."
+            "mcmc.handlers.surrogate(model, {site: fitted})`, around `condition`, or run `numpyro_kme.KELFI(model)`."
         )
         shape = jnp.broadcast_shapes(self.batch_shape, lead)
         return _log_prob(value, *self.params, shape=shape, dtype=jnp.result_type(float), message=sentence)

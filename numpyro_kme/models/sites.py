@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro_kme._core import checks, compat, pieces
 from numpyro_kme.kernels.data_sets import beyond_end, lengths
 from numpyro_kme.models.simulator import Simulator
+from numpyro_kme.models.simulator_functions import call_back
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,7 @@ class SimulatorSite:
             not (self.simulator.ragged and self.missing),
             f"The observation at {name!r} has {self.missing} entries that are NaN before its end (ragged=True), which "
             f"{which} cannot leave out of simulations, too; KELFI does for a single output. Where rows have no order "
-            "(EmpiricalMeasure) or hold their times (GaussianProcessPath) leave them out by hand; otherwise fill them "
-            "in, as by interpolation, in the observation and in what the simulator returns.",
+            "or hold their times leave them out by hand; otherwise interpolate, in the simulator, too.",
         )
 
     def rows(self, arguments: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -199,9 +199,8 @@ def require_whole_calls(name: str, simulator: Simulator, site: Mapping[str, Any]
         lost = np.argwhere(np.isnan(np.asarray(param))).tolist() if checks.is_concrete(param) else []
         checks.require(
             not lost,
-            f"Argument {number} of the simulator at {name!r}, counted from 0, has {len(lost)} NaN among its "
-            f"{np.size(param)} numbers, the first at {tuple(lost[0]) if lost else ()}: covariates have to be known. "
-            "Leave these trials out, or give what is missing a prior; in an observation NaN means not observed.",
+            f"Argument {number} of the simulator at {name!r}, counted from 0, has {len(lost)} NaN, the first at "
+            f"{tuple(lost[0]) if lost else ()}: covariates have to be known. Leave trials out, or give it a prior.",
         )
     if not site["is_observed"]:
         return
@@ -230,12 +229,12 @@ class Call:
     fn: Callable
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    declared: tuple[tuple[int, ...], str] | None = None
+    declared: tuple[tuple[int, ...], np.dtype] | None = None
 
     @classmethod
     def of(cls, simulator: Simulator) -> "Call":
         """A call of a simulator."""
-        declared = (simulator.event_shape, str(simulator.dtype)) if simulator.black_box else None
+        declared = (simulator.event_shape, simulator.dtype) if simulator.black_box else None
         dtypes = tuple(str(param.dtype) for param in simulator.params)
         return cls(simulator.fn, simulator.call_shapes, dtypes, declared)
 
@@ -252,9 +251,7 @@ class Call:
         """Simulate one point."""
         params = self.params(arguments)
         if self.declared is not None:
-            shape, dtype = self.declared
-            dims = tuple(map(len, self.shapes))
-            point = Simulator(self.fn, *params, shape=shape, dtype=dtype, event_dims=dims).sample(noise)
+            point = call_back(self.fn, *self.declared, jax.random.key_data(noise), params)
         else:
             with compat.shielded():
                 point = self.fn(noise, *params)

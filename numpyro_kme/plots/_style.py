@@ -18,6 +18,8 @@ FILL, FAINT, DARK = 0.25, "0.75", "0.25"
 """Opacity of areas, and two greys."""
 WIDTH, HEIGHT = 3.0, 2.4
 """Of a panel, in inches."""
+MOST = 12
+"""Most numbers that get panels of their own unasked."""
 LABEL = 2.0
 """Width of a label of the legend, in inches, at most about."""
 
@@ -30,14 +32,16 @@ def pyplot() -> Any:
 
 
 def panels(count: int, ax: Any, size: tuple[float, float] | None = None, **settings: Any) -> tuple[Any, list]:
-    """A figure of `count` panels, at most four in a row, and their axes; `ax` are the user's own, in place of these."""
+    """A figure of `count` panels, at most four in a row, and their axes, of a size in panels; `ax` are the user's own,
+    in place of these."""
     checks.require(count >= 1, "There is nothing to draw: no number was named, or none varies.")
     plt = pyplot()
     if ax is None:
         across = min(count, 4)
         down = ceil(count / across)
-        size = size or (max(WIDTH * across, 1.4 * WIDTH), HEIGHT * down + 0.7)
-        _, grid = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", **settings)
+        wide, high = size or (max(across, 1.4), down + 0.3)
+        how = dict(figsize=(WIDTH * wide, HEIGHT * high), squeeze=False, layout="constrained", **settings)
+        _, grid = plt.subplots(down, across, **how)
         for unused in grid.flat[count:]:
             unused.set_axis_off()
         axes = list(grid.flat[:count])

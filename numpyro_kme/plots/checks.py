@@ -1,6 +1,5 @@
 """Calibration as curves with bands, predictions, and witness functions."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,13 +8,10 @@ import scipy
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, names_of_numbers
-from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, HEIGHT, WIDTH, Names, chosen, labelled, legend, panels
+from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, MOST, Names, chosen, labelled, legend, panels
 
 GRID = 201
 """Points of a curve."""
-
-SINGLE = 12
-"""Most numbers that a predictive check draws in panels of their own."""
 
 
 def ranks(calibration: Calibration, names: Names = None, *, prob: float = 0.95, ax: Any = None, **style: Any) -> Any:
@@ -33,9 +29,7 @@ def ranks(calibration: Calibration, names: Names = None, *, prob: float = 0.95, 
     Returns:
         A matplotlib figure.
     """
-    checks.instance("calibration", calibration, Calibration, "from diagnostics.calibrate")
-    shown = chosen({**calibration.ranks, "TARP": calibration.tarp}, names)
-    return _against_uniform(shown, ("rank", "ECDF less rank"), 0.0, prob, ax, style)
+    return _against_uniform(calibration, names, ("rank", "ECDF less rank"), 0.0, prob, ax, style)
 
 
 def coverage(calibration: Calibration, names: Names = None, *, prob: float = 0.95, ax: Any = None, **style: Any) -> Any:
@@ -52,16 +46,17 @@ def coverage(calibration: Calibration, names: Names = None, *, prob: float = 0.9
     Returns:
         A matplotlib figure.
     """
-    checks.instance("calibration", calibration, Calibration, "from diagnostics.calibrate")
-    central = {name: np.abs(2.0 * value - 1.0) for name, value in calibration.ranks.items()}
-    shown = chosen({**central, "TARP": calibration.tarp}, names)
-    return _against_uniform(shown, ("level", "coverage"), 1.0, prob, ax, style)
+    return _against_uniform(calibration, names, ("level", "coverage"), 1.0, prob, ax, style)
 
 
 def _against_uniform(
-    shown: Mapping[str, np.ndarray], labels: tuple[str, str], slope: float, prob: float, ax: Any, style: dict
+    calibration: Calibration, names: Names, labels: tuple[str, str], slope: float, prob: float, ax: Any, style: dict
 ) -> Any:
-    """Empirical distribution functions beside that of uniform numbers, which is drawn with a slope of 1 or 0."""
+    """Empirical distribution functions beside that of uniform numbers: of ranks, with a slope of 0, or of the levels of
+    the central intervals that end at the truth, with a slope of 1."""
+    checks.instance("calibration", calibration, Calibration, "from diagnostics.calibrate")
+    ranks = {name: np.abs(2.0 * rank - 1.0) if slope else rank for name, rank in calibration.ranks.items()}
+    shown = chosen({**ranks, "TARP": calibration.tarp}, names)
     figure, axes = panels(len(shown), ax, sharex=True, sharey=True)
     ends = np.array([0.0, 1.0])
     for axis, (name, values) in zip(axes, shown.items()):
@@ -100,7 +95,7 @@ def predictive(
     checks.require(site in check.observed, f"`site` must be among {list(check.observed)}; got {site!r}.")
     predicted, observed = (np.asarray(part[site], np.float64) for part in (check.predicted, check.observed))
     how: dict[str, Any] = dict(color=DARK, linewidth=1.4, label="observed") | style
-    if observed.size > SINGLE:
+    if observed.size > MOST:
         return _along(predicted.reshape(len(predicted), -1), observed.reshape(-1), site, how, ax)
     columns = chosen({site: predicted})
     labels = labelled(columns, names or names_of_numbers(site, observed.shape, check.names.get(site, ())))
@@ -116,7 +111,7 @@ def predictive(
 
 def _along(predicted: np.ndarray, observed: np.ndarray, site: str, how: dict, ax: Any) -> Any:
     """Bands of predictions along a long output, and the observation."""
-    figure, (axis,) = panels(1, ax, (2.2 * WIDTH, 1.1 * HEIGHT))
+    figure, (axis,) = panels(1, ax, (2.2, 1.1))
     place = np.flatnonzero(~np.isnan(predicted).all(axis=0))
     low, first, middle, third, high = np.nanquantile(predicted[:, place], [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
     axis.fill_between(place, low, high, color=COLOURS[0], alpha=FILL, linewidth=0, label="90% of predictions")
@@ -149,10 +144,8 @@ def witness(x: Any, y: Any, labels: Names = None, *, length_scale: Any = None, a
     checks.real("y", np.asarray(y))
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     y = y[None] if y.ndim == x.ndim - 1 else y
-    checks.require(
-        x.ndim >= 1 and x.shape[1:] == y.shape[1:] and len(x) > 1 and len(y) > 0,
-        f"`x` and `y` must hold points of one shape, several in `x`; got shapes {x.shape} and {y.shape}.",
-    )
+    alike = x.ndim >= 1 and x.shape[1:] == y.shape[1:] and len(x) > 1 and len(y) > 0
+    checks.require(alike, f"`x` and `y` must hold points of one shape, several in `x`; got {x.shape} and {y.shape}.")
     if length_scale is not None:
         checks.positive("length_scale", length_scale)
     columns, others = chosen({"x": x}), chosen({"x": y})

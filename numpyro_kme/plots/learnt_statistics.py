@@ -9,10 +9,7 @@ from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.predictive import names_of_numbers
 from numpyro_kme.likelihoods.learnt_statistics import StatisticsSurrogate, cosines_of_ranks, orthonormal
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
-from numpyro_kme.plots._style import COLOURS, DARK, WIDTH, Learnt, Names, as_learnt, chosen, labelled, legend, panels
-
-MOST = 12
-"""So many learnt statistics are drawn where none are named."""
+from numpyro_kme.plots._style import COLOURS, DARK, MOST, Learnt, Names, as_learnt, chosen, labelled, legend, panels
 
 
 def _learnt_names(site: str, surrogate: StatisticsSurrogate) -> tuple[str, ...]:
@@ -123,7 +120,7 @@ def statistics(posterior: Learnt, site: str | None = None, names: Names = None, 
 def _bars(parts: Mapping[str, Any], names: list[str], ax: Any, style: dict) -> tuple[Any, Any]:
     """Horizontal bars for each name, those of several parts side by side."""
     high = 0.8 / max(len(parts), 1.2)
-    figure, (axis,) = panels(1, ax, (1.6 * WIDTH, 0.8 + 0.12 * len(names) * (1 + len(parts))))
+    figure, (axis,) = panels(1, ax, (1.6, 0.33 + 0.05 * len(names) * (1 + len(parts))))
     for i, (part, values) in enumerate(parts.items()):
         place = np.arange(len(names)) + high * (i - 0.5 * (len(parts) - 1))
         axis.barh(place, values, label=part, **{"color": COLOURS[i], "height": high} | style)

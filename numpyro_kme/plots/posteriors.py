@@ -10,7 +10,7 @@ from numpyro_kme._core import checks, numbers
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, WIDTH, Learnt, Names, as_learnt, chosen, legend, panels
+from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, Learnt, Names, as_learnt, chosen, legend, panels
 
 DEPTH = 8.0
 """Nats below the maximum that the colours of a surface span."""
@@ -83,10 +83,7 @@ def _draws(posterior: Any) -> Mapping[str, np.ndarray]:
 def _from_prior(posterior: Any) -> dict[str, np.ndarray]:
     """Prior draws that belong to a posterior, where it keeps them."""
     held = {} if isinstance(posterior, Mapping) else posterior_of(posterior).groups.get("prior", {})
-    checks.require(
-        bool(held),
-        "`prior` is True, and the first posterior keeps no draws from the prior. Pass draws `{site: (n, *shape)}`.",
-    )
+    checks.require(bool(held), "`prior` is True, and the first posterior keeps no draws from the prior. Pass draws.")
     return {name: np.asarray(value).reshape(-1, *np.shape(value)[2:]) for name, value in held.items()}
 
 
@@ -156,7 +153,7 @@ def surrogate(
     log_q, outside = _log_likelihood(posterior, tables).reshape(shape), posterior.beyond(tables).reshape(shape)
     true, draws = numbers(truth or {}, lead=0), list(columns.values())
     places = [float(true[name]) for name in columns if name in true]
-    figure, (axis,) = panels(1, ax, (1.5 * WIDTH, 1.1 * WIDTH))
+    figure, (axis,) = panels(1, ax, (1.5, 1.4))
     if len(columns) == 1:
         _curve(axis, grids[0], log_q, draws[0], simulated, outside, places, style)
     else:

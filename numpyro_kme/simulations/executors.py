@@ -188,7 +188,19 @@ def _limited(seconds: float | None, function: Callable, *args: Any) -> Any:
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
         with _alarm(seconds, late):
             return function(*args)
-    return _in_thread(seconds, late, function, *args)
+    future: Future = Future()
+
+    def run():
+        command.latest.set(time.monotonic() + seconds + 1.0)  # so that the time limit comes first
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([future], seconds).done:
+        raise late
+    return future.result()
 
 
 @contextmanager
@@ -203,19 +215,3 @@ def _alarm(seconds, late):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _in_thread(seconds, late, function, *args):
-    future: Future = Future()
-
-    def run():
-        command.latest.set(time.monotonic() + seconds + 1.0)  # so that the time limit comes first
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    if not wait([future], seconds).done:
-        raise late
-    return future.result()

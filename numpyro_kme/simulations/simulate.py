@@ -146,10 +146,9 @@ class Plan:
     def __post_init__(self):
         checks.instance("missing", self.missing, SimulatedMissing | None, "SimulatedMissing(), or left out")
         checks.instance("simulations", self.simulations, Simulations | None, "a set of simulations (Simulations)")
-        checks.require(
-            isinstance(self.on_failure, Retry | Penalise) or self.on_failure in ("raise", "skip"),
-            f"`on_failure` must be 'raise', 'skip', Retry(...) or Penalise(...); got {self.on_failure!r}.",
-        )
+        policy = self.on_failure
+        known = isinstance(policy, Retry | Penalise) or policy in ("raise", "skip")
+        checks.require(known, f"`on_failure` must be 'raise', 'skip', Retry(...) or Penalise(...); got {policy!r}.")
         checks.whole("block_size", self.block_size, 1)
         checks.instance("version", self.version, str | int | None, "a string or a whole number")
         both = self.simulations is not None and self.store is not None
@@ -204,9 +203,8 @@ class Plan:
             own = random_generators(site.simulator.fn) if shared else []
             if own:
                 checks.warn(
-                    f"Simulator `{site.simulator.name}` has a random generator of its own, its {own[0]}: each process "
-                    "of an executor, and each run of a store, has a copy, and these repeat each other's numbers. Draw "
-                    "all random numbers from its first argument."
+                    f"Simulator `{site.simulator.name}` has a random generator of its own, its {own[0]}, whose copies "
+                    "in processes and runs repeat each other's numbers. Draw all of them from its first argument."
                 )
             if isinstance(self.on_failure, Penalise):
                 _check_penalty(self.on_failure.value, name, site.simulator.dtype)

@@ -113,10 +113,8 @@ class Simulations(Saved):
                     continue
             checks.warn(
                 f"Of the {len(self)} `simulations` {self.proposed} were made in rounds near the posterior of the "
-                f"observation {checks.line(near)}, and now site {site!r} has {checks.line(value)}: few of them may be "
-                "where this one's posterior is, which may then come out too wide. Leave `simulations` out, so that "
-                "`KELFI` makes rounds for this observation, or give some at prior draws alone (num_rounds=1), which "
-                "serve every observation."
+                f"observation {checks.line(near)}, and now site {site!r} has {checks.line(value)}, whose posterior may "
+                "come out too wide. Leave `simulations` out, or give some at prior draws alone (num_rounds=1)."
             )
 
     def describe_failures(self) -> str:

@@ -79,9 +79,8 @@ class SiteRun:
                 stored, asked = part.arguments[own], self.arguments[rows]
                 checks.require(  # on another machine last digits may differ
                     stored.shape == asked.shape and np.allclose(stored, asked, rtol=1e-5, equal_nan=True),
-                    f"The store {self.store.path} holds simulations at other parameters of site {self.site!r}: its "
-                    f"first is at {stored[0].tolist()}, this model's at {asked[0].tolist()}. Was the model given other "
-                    "data? Give another path.",
+                    f"The store {self.store.path} holds simulations at other parameters of site {self.site!r}, first "
+                    f"{stored[0].tolist()} where {asked[0].tolist()} is asked for. Other data? Give another path.",
                     StoreError,
                 )
                 self.x[rows], pending[rows] = part.x[own], False

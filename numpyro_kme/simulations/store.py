@@ -88,8 +88,7 @@ class Store:
             checks.require(
                 not told,
                 f"The store {self.path} holds simulations of another configuration: {'; '.join(told)}. Give another "
-                "path, or put back what differs; Simulations.from_store reads those simulations. What is to "
-                "count as the same simulator can be said from the start by simulate(..., version=...).",
+                "path (Simulations.from_store reads this one), or put back what differs; `version=` says what counts.",
                 StoreError,
             )
             try:

@@ -27,14 +27,9 @@ TRUTH = np.log([0.01, 0.5, 1.0, 0.01])
 """At which the published observation was simulated."""
 
 STATISTICS = (
-    "mean X",
-    "mean Y",
-    "log(var X + 1)",
-    "log(var Y + 1)",
-    "autocorrelation of X, lag 1",
-    "autocorrelation of X, lag 2",
-    "autocorrelation of Y, lag 1",
-    "autocorrelation of Y, lag 2",
+    *(f"mean {name}" for name in "XY"),
+    *(f"log(var {name} + 1)" for name in "XY"),
+    *(f"autocorrelation of {name}, lag {lag}" for name in "XY" for lag in (1, 2)),
     "correlation of X and Y",
 )
 PUBLISHED = np.array([95.22517, 51.96689, 8.67365, 8.05150, 0.98000, 0.93499, 0.97729, 0.92692, 0.02292])

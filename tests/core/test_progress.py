@@ -17,7 +17,6 @@ def terminal(monkeypatch, capsys):
     for name in ("CI", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(progress, "PATIENCE", 0.05)
-    monkeypatch.setattr(progress, "EVERY", 0.05)
     monkeypatch.setattr(progress, "_moves", lambda: True)
     return lambda: capsys.readouterr().err
 

@@ -206,7 +206,7 @@ def test_arguments_undo_what_a_model_does_to_its_data():
 def test_a_number_that_a_model_does_not_take_is_told_of():
     engine = WithLikelihood(model=lambda x=None: both(x, np.zeros(2)))
     engine.run(KEY, x=np.zeros(2))
-    with pytest.raises(ValueError, match=r"named like its sites \['y'\], but with \['x'\]. Let what it observes be"):
+    with pytest.raises(ValueError, match=r"named like its sites \['y'\]: \['x'\]. Rename its arguments"):
         calibrate(KEY, engine, 5, progress_bar=False)
 
 

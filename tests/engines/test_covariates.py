@@ -86,7 +86,7 @@ def test_covariates_that_are_not_known_or_were_constant():
     with pytest.raises(ValueError, match="covariates have to be known"):
         Problem.read(regression, np.where(np.arange(8) == 2, np.nan, X))
     known = kme.handlers.surrogate(regression, {"y": lambda slope, x: dist.Normal(slope * x, SD)})
-    with pytest.raises(ValueError, match=r"Argument 1 .*at 'y'.*has 2 NaN among its 8 numbers.*have to be"):
+    with pytest.raises(ValueError, match=r"Argument 1 .*at 'y'.*has 2 NaN, .*have to be"):
         MCMC(NUTS(known), num_warmup=1, num_samples=1, progress_bar=False).run(
             KEY, np.where(np.arange(8) < 2, np.nan, X), y=Y
         )

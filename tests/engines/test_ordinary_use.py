@@ -297,7 +297,7 @@ def test_calibration_of_a_model_that_changes_its_data():
         numpyro.sample("x", kme.Simulator(noisy, theta), obs=None if x is None else x / 2)
 
     engine = nearest(halved, x=1.2)
-    with pytest.raises(ValueError, match=r"does not observe at 'x' the simulated output .* Pass `arguments=lambda"):
+    with pytest.raises(ValueError, match=r"does not observe at 'x' what is passed to it.* Pass `arguments=lambda"):
         kme.diagnostics.calibrate(KEY, engine, 5, progress_bar=False)
     kme.diagnostics.calibrate(KEY, engine, 5, arguments=lambda x: {"x": 2 * x["x"]}, progress_bar=False)
 

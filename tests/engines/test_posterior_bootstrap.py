@@ -71,7 +71,7 @@ def test_samples_keep_constraints_and_resist_outliers(engine):
     fields = engine.get_extra_fields()
     assert fields["converged"].all()
     assert abs(fields["mixing_proportion"].mean() - 0.95) < 0.03
-    assert 0 < engine.replicates.minimum_loss < fields["loss"].max()
+    assert 0 < engine.posterior.replicates.minimum_loss < fields["loss"].max()
 
 
 def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
@@ -79,7 +79,7 @@ def test_point_estimate_is_the_lowest_point_of_the_landscape(engine):
     values = estimate["mean"] + np.linspace(-1.0, 1.0, 21)
     landscape = engine.posterior.landscape("mean", values)
     assert landscape.argmin() == 10
-    np.testing.assert_allclose(landscape[10], engine.replicates.minimum_loss, rtol=0.05)
+    np.testing.assert_allclose(landscape[10], engine.posterior.replicates.minimum_loss, rtol=0.05)
     with pytest.raises(ValueError, match=r"`site` must be one of \['mean', 'scale'\]"):
         engine.posterior.landscape("x", [0.0])
 
@@ -93,7 +93,7 @@ def exact_loss(u, w, x, proportion):
 
 
 def test_replicates_are_the_exact_minimisers_for_their_weights(engine):
-    found, sd = engine.replicates, engine.replicates.u.std(axis=0)
+    found, sd = engine.posterior.replicates, engine.posterior.replicates.u.std(axis=0)
     for u, w, loss in zip(found.u[:12], found.reweightings.weights, found.loss):
         exact = minimize(exact_loss, u, (w, X, True), method="Nelder-Mead", options=dict(xatol=1e-7, fatol=1e-13))
         assert np.abs((u - exact.x) / sd).max() < 0.03
@@ -104,7 +104,7 @@ def test_replicates_are_the_exact_minimisers_for_their_weights(engine):
 def test_a_replicate_does_not_depend_on_how_many_there_are(engine):
     few = replace(engine, num_samples=5)
     few.run(jax.random.key(0), X)
-    np.testing.assert_allclose(few.replicates.u, engine.replicates.u[:5], rtol=1e-5)
+    np.testing.assert_allclose(few.posterior.replicates.u, engine.posterior.replicates.u[:5], rtol=1e-5)
 
 
 def test_results_go_to_arviz_and_predictive(engine, capsys):
@@ -124,7 +124,7 @@ def test_likelihood_and_transport_are_pulled_by_outliers_as_published(loss):
     engine = PosteriorBootstrap(density if isinstance(loss, NegativeLogLikelihood) else model, loss, num_samples=16)
     with warnings.catch_warnings(action="ignore"):  # quantiles of few outliers
         engine.run(jax.random.key(0), X)
-    means = engine.replicates.reweightings.weights @ X
+    means = engine.posterior.replicates.reweightings.weights @ X
     assert np.sqrt(np.mean(np.square(engine.get_samples()["mean"] - means))) < 0.1 * means.std()
     np.testing.assert_allclose(engine.posterior.mode()["mean"], X.mean(), rtol=0.01)
 
@@ -173,7 +173,7 @@ def test_the_prior_guess_reaches_the_fit():
     settings = dict(num_samples=8, concentration=200.0, truncation=200)
     pulled = PosteriorBootstrap(own_guess(DECLARED), Means(), centering="prior predictive", **settings)
     pulled.run(jax.random.key(0), X[:190])
-    reweightings, mean = pulled.replicates.reweightings, pulled.get_samples()["mean"]
+    reweightings, mean = pulled.posterior.replicates.reweightings, pulled.get_samples()["mean"]
     assert reweightings.extra.shape == (8, 200) and len(np.unique(reweightings.extra)) > 1590
     joined = np.concatenate([np.broadcast_to(X[:190], (8, 190)), reweightings.extra], axis=1)
     np.testing.assert_allclose(mean, np.sum(reweightings.weights * joined, axis=1), rtol=0.02)
@@ -203,7 +203,7 @@ def test_any_simulator_will_do_for_a_squared_distance(simulator):
     )
     with warnings.catch_warnings(action="ignore"):
         engine.run(jax.random.key(0), X[:60])
-    for u, w in zip(engine.replicates.u[:, 0], engine.replicates.reweightings.weights):
+    for u, w in zip(engine.posterior.replicates.u[:, 0], engine.posterior.replicates.reweightings.weights):
         exact = minimize_scalar(lambda m, w=w: exact_loss((m, np.log(2.0)), w, X[:60], False), (u - 0.5, u + 0.5)).x
         assert abs(u - exact) < (0.1 if simulator is keyed else 0.5) * 2.0 / np.sqrt(60)
 
@@ -217,7 +217,7 @@ def test_a_loss_that_needs_derivatives_refuses_a_simulator_without():
 
 
 def test_what_falls_short_is_reported(engine):
-    found = replace(engine.replicates, settled=False, error=0.4)
+    found = replace(engine.posterior.replicates, settled=False, error=0.4)
     with pytest.warns(UserWarning, match="move them by 0.4 posterior standard deviations"):
         found.emit_warnings({})
     with pytest.warns(UserWarning, match=r"2 of 64 replicates did not converge: \[3, 4\]"):
@@ -252,7 +252,7 @@ def test_separate_minima_are_found_and_reported():
     engine = PosteriorBootstrap(folded, MMD(Gaussian(1.0)), num_samples=64)
     engine.run(jax.random.key(0), RNG.normal(3.0, 1.0, 100))
     mean = engine.get_samples()["mean"]
-    assert engine.replicates.regions and len(engine.replicates.regions) == 2
+    assert engine.posterior.replicates.regions and len(engine.posterior.replicates.regions) == 2
     assert np.abs(np.abs(mean) - 3.0).max() < 0.7 and 5 < (mean > 0).sum() < 59
     assert "separate regions" in engine.info
 
@@ -318,7 +318,7 @@ def test_robust_regression_compares_joint_distributions(rng):
     loss = MMD(Gaussian(0.5), covariate_kernel=Gaussian(0.5))
     engine = PosteriorBootstrap(regression, loss, num_samples=8, covariates="c")
     engine.run(jax.random.key(0), c=c, y=y)
-    found = engine.replicates
+    found = engine.posterior.replicates
     for u, w in zip(found.u, found.reweightings.weights):
         exact = minimize(exact_regression, u, (w, c, y), method="Nelder-Mead", options=dict(xatol=1e-7, fatol=1e-12))
         assert np.abs((u - exact.x) / found.u.std(axis=0)).max() < 0.2
@@ -360,7 +360,7 @@ def pairs(x):
 @pytest.mark.parametrize(
     ("bad", "x", "sentence"),
     [
-        (no_plate, np.float64(1.0), "must stand in one plate, the data plate"),
+        (no_plate, np.float64(1.0), "must stand in one plate, along its first axis"),
         (two_sites, X, r"needs one observed site .* observes \['x', 'y'\]"),
         (inside, X, r"latents \['own'\] stand inside the data plate"),
         (model, np.append(X, np.nan), r"1 of the \d+ points of the observation at 'x' have NaN, such as"),
@@ -380,7 +380,7 @@ def test_bad_settings_are_named():
         (dict(num_samples=0), "`num_samples` must be at least 1"),
         (dict(num_nodes=500), "`num_nodes` must be a power of two, such as 2048; got 500"),
         (dict(prior_draws=5), "`prior_draws` does nothing without a prior weight"),
-        (dict(concentration=1.0, centering="x"), 'a distribution, a sampler or "prior predictive"; got .x.'),
+        (dict(concentration=1.0, centering="x"), 'a distribution, sampler or "prior predictive"; got .x.'),
     ):
         with pytest.raises(ValueError, match=sentence):
             PosteriorBootstrap(model, **settings)
@@ -406,7 +406,7 @@ def test_replicates_of_counts_are_the_exact_minimisers_for_their_weights(rng):
     x = np.floor(rng.exponential(4.0, 200))
     engine = PosteriorBootstrap(whole_numbers, MMD(Gaussian(3.0)), num_samples=32)
     engine.run(jax.random.key(0), x)
-    found, k = engine.replicates, np.arange(200.0)
+    found, k = engine.posterior.replicates, np.arange(200.0)
     assert found.converged.mean() >= 0.95
     gram = np.exp(-0.5 * ((k[:, None] - k) / 3.0) ** 2)
 

@@ -157,7 +157,7 @@ def test_observations_that_break_the_rules():
 
 
 def test_settings_that_do_not_fit():
-    assert_fails(numpy_model, r"ResidualKernelMeans, makes no statistics. Pass form=KernelStatistics", form=None)
+    assert_fails(numpy_model, r"ResidualKernelMeans makes no statistics. Pass form=KernelStatistics", form=None)
     assert_fails(numpy_model, r"Gaussian compares arrays of one length", form=KernelMeans(data_kernel=Gaussian(1.0)))
     assert_fails(numpy_model, "is not a missing entry", missing=kme.SimulatedMissing())
 
@@ -245,7 +245,7 @@ def test_recursive_abc_closes_in_on_the_mean():
 @pytest.mark.parametrize(
     ("engine", "settings", "sentence"),
     [
-        (kme.KernelABC, {}, "which the kernel that is chosen here does not compare. Use KELFI"),
+        (kme.KernelABC, {}, "which the kernel that is chosen here does not compare: KELFI"),
         (kme.KernelABC, {"kernel": Gaussian(1.0)}, "Gaussian compares arrays of one length"),
         (kme.K2ABC, {}, "which a discrepancy between data sets here does not compare"),
         (kme.RejectionABC, {}, "which the Euclidean distance here does not compare"),

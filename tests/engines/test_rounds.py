@@ -90,7 +90,7 @@ def test_the_engine_chooses_rounds_where_the_posterior_is_narrow(monkeypatch):
         lambda: checked_at_once(near, monkeypatch),
         lambda: kme.diagnostics.calibrate(jax.random.key(4), near, num_datasets=10),
     ):
-        with pytest.raises(ValueError, match="100 were made where a posterior is"):
+        with pytest.raises(ValueError, match="100 simulations were made where that posterior is"):
             use()
 
 
@@ -156,7 +156,7 @@ def test_bad_settings_are_refused():
         (dict(num_rounds=0), "num_rounds"),
         (dict(num_rounds=40), "num_rounds"),
         (dict(proposal="posterior"), "proposal"),
-        (dict(proposal=kme.FromVariance()), "pass form=KernelMeans"),
+        (dict(proposal=kme.FromVariance()), "needs a variance, form=KernelMeans"),
     ]:
         with pytest.raises((ValueError, TypeError), match=named):
             kme.KELFI(narrow, 60, **settings)

@@ -208,7 +208,7 @@ def test_noise_sensitivity_tells_quadrature_from_few_draws():
     [
         (CommonNoise(8), dict(simulator=on_host, shape=(), dtype=float), "runs on the host.*PseudoMarginal.*AIES"),
         (CommonNoise(8), dict(simulator=counting), "`counting` returns whole numbers"),
-        (FreshNoise(8), {}, "only the kernel `numpyro_kme.PseudoMarginal` samples correctly"),
+        (FreshNoise(8), {}, "only `numpyro_kme.PseudoMarginal` samples correctly"),
     ],
 )
 def test_kernels_that_do_not_fit_are_explained(noise, declared, sentence):

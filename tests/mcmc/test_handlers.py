@@ -107,7 +107,7 @@ def test_condition_inside_works_and_outside_is_explained():
     params = {"theta": jnp.zeros(2), "b": jnp.array(0.0)}
     inside = surrogate(handlers.condition(model, {"x": X, "y": Y}), {"x": normal})
     same_density(inside, lambda: exact(X, Y), (), params)
-    with pytest.raises(NotImplementedError, match=r"is a simulator.*around any `condition`"):
+    with pytest.raises(NotImplementedError, match=r"is a simulator.*around `condition`"):
         log_density(handlers.condition(SMODEL, {"x": X, "y": Y}), (), {}, params)
 
 
@@ -169,7 +169,7 @@ def test_parameters_arrive_with_common_leading_dimensions():
 @pytest.mark.parametrize(
     ("likelihoods", "args", "sentence"),
     [
-        ({"z": normal}, (), r"`likelihoods` names \['z'\], but the simulator sites of the model are \['x'\]"),
+        ({"z": normal}, (), r"`likelihoods` names \['z'\], but the model has the simulator sites \['x'\]"),
         ({"x": normal, "y": normal}, (X, Y), r"names \['y'\]"),
         ({"z": normal}, (X, Y), "Site 'x' is an observed simulator without a likelihood"),
         ({"x": lambda t: dist.Normal(t, 1.0)}, (X, Y), r"event shape \(\), the simulator `shifted` has \(2,\)"),
@@ -334,7 +334,7 @@ def test_a_likelihood_of_other_parameters_and_one_of_whole_data_sets_are_explain
         handlers.seed(surrogate(model, {"x": EXACT}), 0)(X, Y)
     whole = lambda theta: dist.Normal(theta, 1.0).expand([3, 2]).to_event(2)  # noqa: E731
     likelihoods = {"iid": whole, "groups": normal, "joint": normal}
-    with pytest.raises(ValueError, match=r"make the data set one event of the simulator, outside the plate; if"):
+    with pytest.raises(ValueError, match="make the data set one event of the simulator, outside the plate"):
         handlers.seed(surrogate(in_plates(True), likelihoods), 0)(jnp.zeros((3, 2)), jnp.zeros((4, 3, 2)))
 
 
@@ -474,4 +474,4 @@ def test_standard_errors_of_a_chain_are_those_of_the_same_draws_of_kelfi():
     largest = max(*2.0 * found.error_of_mean["theta"] / sd, *3.0 * found.error_of_sd["theta"])
     np.testing.assert_allclose(found.off, largest, 1e-5)
     said = SurrogateCheck(0.0, 0.0, off=1.2).findings("x")
-    assert len(said) == 1 and "the largest standard error is 1.2 times that" in said[0]
+    assert len(said) == 1 and "or 1.2 times as much" in said[0]

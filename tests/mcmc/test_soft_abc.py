@@ -128,7 +128,7 @@ def in_numpy(rng, mean, sd):
 @pytest.mark.parametrize(
     "given, declared, sentence",
     [
-        (Gaussian(0.3), dict(simulator=in_numpy, shape=(3,), dtype=float), "`in_numpy` is needed .* Declare it: write"),
+        (Gaussian(0.3), dict(simulator=in_numpy, shape=(3,), dtype=float), "`in_numpy` is needed .* Declare it"),
         (Energy(), {}, "takes negative values, so it has no logarithm"),
     ],
 )

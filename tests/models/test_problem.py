@@ -248,7 +248,7 @@ def nothing_latent():
             r"`broken` failed while its sites were read: no data loaded \(RuntimeError\)",
         ),
         (lambda: Problem.read(model, z=1.0), r"unexpected keyword argument 'z'.*keyword arguments \['z'\]"),
-        (lambda: Problem.read(no_simulator), r"no simulator site; its sites are \['theta'\]. Add one"),
+        (lambda: Problem.read(no_simulator), r"no simulator site among \['theta'\]: add"),
         (lambda: Problem.read(feeds), "Site 'y' depends on the output of the simulator at 'x'.*inside the simulator"),
         (lambda: Problem.read(numpyro.handlers.seed(with_prior, 0), dist.Normal(0.0, 1.0)), "a key of its own already"),
         (lambda: Problem.read(learns), r"`param` sites \['m'\], which have no prior"),

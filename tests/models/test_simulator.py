@@ -206,7 +206,7 @@ def test_plates_make_one_call_for_each_element(theta_shape, event_dims, plates):
 
 def test_what_may_run_along_a_plate_needs_event_dims_outside_of_it():
     for shape, plates in (((20,), (20,)), ((20, 3), (20,)), ((7, 1), (7, 20)), ((7, 3), (7, 1))):
-        with pytest.raises(ValueError, match=r"has shape .* calls, so it is not clear .* for each of the 1 parameters"):
+        with pytest.raises(ValueError, match=r"has shape .* calls, so it is not clear .* for each parameter"):
             Simulator(numpy_sum, jnp.zeros(shape), shape=2).expand(plates)
 
 
@@ -318,7 +318,7 @@ def test_a_density_is_refused_with_the_name_of_the_simulator(evaluate):
         ),
         (
             lambda: Simulator(noisy_sum, jnp.zeros((4, 3)), event_dims=1).expand((5,)),
-            r"batch shape \(4,\), which does not expand to \(5,\)",
+            r"of shape \(4,\), does not expand to \(5,\)",
         ),
     ],
 )

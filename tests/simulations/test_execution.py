@@ -357,7 +357,7 @@ def test_other_data_that_the_prior_depends_on_are_refused(path):
     bank(kme.Problem.read(around_data, x=np.zeros(2)), 3, store=path)
     bank(kme.Problem.read(around_data, x=np.array([-1.0, 1.0])), 3, store=path)
     first, now = (str(found.arguments["x"][0].tolist()) for found in (made, moved))
-    with pytest.raises(StoreError, match=re.escape(f"its first is at {first}, this model's at {now}. Was the model")):
+    with pytest.raises(StoreError, match=re.escape(f"first {first} where {now} is asked for")):
         bank(kme.Problem.read(around_data, x=np.ones(2)), 3, store=path)
 
 
