@@ -36,23 +36,6 @@ def model(x=None):
     numpyro.sample("x", kme.Simulator(end_and_range, drift, scale), obs=x)
 
 
-def shifted(rng_key, theta):
-    """A normal around `theta`."""
-    return theta + jax.random.normal(rng_key, (1,))
-
-
-def one_parameter(x=None):
-    """A normal location."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
-
-
-def with_density(x):
-    """The same by its exact density."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", dist.Normal(theta, 1.0).expand([1]).to_event(1), obs=x)
-
-
 def seconds(function, *args, **kwargs):
     """Wall seconds of one call that shows nothing."""
     begun = time.perf_counter()
@@ -110,7 +93,16 @@ def weighting(name):
 
 
 def nuts():
-    """800 iterations on a learnt likelihood beside the exact density, other data the second time."""
+    """800 iterations on a learnt likelihood of a normal beside the exact density, other data the second time."""
+    from benchmarks.helpers.problems import normals, of_law
+
+    def law(theta):
+        return dist.Normal(theta, 1.0).to_event(1)
+
+    def with_density(x):
+        numpyro.sample("x", law(numpyro.sample("theta", normals(1))), obs=x)
+
+    one_parameter = of_law(normals(1), law).model
     simulated = kme.simulate(jax.random.key(0), one_parameter, 300, progress_bar=False)
     fitted = kme.fit_likelihood(simulated.arguments["x"], simulated.x["x"])
     found = {}

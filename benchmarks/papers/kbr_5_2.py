@@ -17,11 +17,10 @@ import numpy as np
 
 from benchmarks.helpers import report
 from benchmarks.papers.kbr_gaussian import Normals
-from numpyro_kme._core.solves import ridge
+from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_prediction, kernel_bayes_candidates
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.length_scales import CrossValidation
-from numpyro_kme.kernels.low_rank import LowRank
 
 DIMENSIONS, SEEN = (2, 6), 10
 MULTIPLES, CHOSEN_FROM = (1.0, 2.0, 4.0, 8.0), 400
@@ -84,10 +83,8 @@ def conditional_mean(task, rng, n, tolerance=1e-3, validated=False):
     few = slice(min(n, CHOSEN_FROM))
     rule = CrossValidation(jax.random.key(0), MULTIPLES, most=CHOSEN_FROM)
     scale = rule(y[few], x[few]) if validated else median_heuristic(y)
-    factor = LowRank.fit(Gaussian(scale), y, tolerance=tolerance)
-    values = np.asarray(factor.values)
-    weights = ridge(values, n * 0.01 / np.sqrt(n), values @ factor.features(task.seen).T).T
-    return scored(task, weights, x, factor.rank)
+    fitted = ConditionalMeanEmbedding.fit(Gaussian(scale), y, 0.01 / np.sqrt(n), tolerance=tolerance)
+    return scored(task, fitted.weights(task.seen), x, fitted.right.rank)
 
 
 METHODS = {

@@ -64,7 +64,7 @@ def rules(x, y, u, seen):
         ("KBR, mu n times larger (eq. 11)", N * mu, 2 * eps),
         ("KBR, delta = 1e-4 / n", mu, 1e-4 / N),
     ):
-        rho = posterior_weights(weights, np.asarray(of_y.values), delta, phi.T)[0].T
+        rho = posterior_weights(weights, np.asarray(of_y.values), delta, phi.T).T
         yield name, rho @ x
         yield f"{name}, weights normalised", rho @ x / rho.sum(axis=1, keepdims=True)
 

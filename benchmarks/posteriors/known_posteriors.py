@@ -66,13 +66,11 @@ def drawn(problem, rng):
     return x, draws.mean(axis=0), draws.std(axis=0)
 
 
-def of_problem(problem, exact=None):
-    """A case of `helpers/problems.py`; without an exact posterior one by sums over six prior standard deviations."""
+def of_problem(problem):
+    """A case of `helpers/problems.py`, by sums over six prior standard deviations."""
 
     def draw(rng):
         x = problem.draw(jax.random.key(rng.integers(2**31)), 1)[1][0]
-        if exact:
-            return x, *exact(x)
         axes = [np.linspace(-6.0 * sd, 6.0 * sd, 601) for sd in np.sqrt(np.asarray(problem.prior.variance))]
         points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
         log_p = jax.vmap(lambda t: problem.prior.log_prob(t) + problem.log_density(t, x))(points.reshape(-1, len(axes)))
@@ -86,12 +84,11 @@ def of_normal(model, design, variance, prior=1.0):
     precision = design.T @ design / variance + np.eye(design.shape[1]) / prior
 
     def draw(rng):
-        x = design @ (np.sqrt(prior) * rng.normal(size=design.shape[1])) + np.sqrt(variance) * rng.normal(
-            size=len(design)
-        )
+        theta = np.sqrt(prior) * rng.normal(size=design.shape[1])
+        x = design @ theta + np.sqrt(variance) * rng.normal(size=len(design))
         return x, np.linalg.solve(precision, design.T @ x / variance), np.sqrt(np.diagonal(np.linalg.inv(precision)))
 
-    return draw if model is None else Case(model, draw)
+    return Case(model, draw)
 
 
 def normal_draw(rng_key, mean, log_sd=0.0):
@@ -115,9 +112,8 @@ def plate_data(rng):
 def groups(x=None):
     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
     with numpyro.plate("groups", 5):
-        numpyro.sample(
-            "x", kme.Simulator(normal_draw, numpyro.sample("own", dist.Normal(mean, 1.0)), event_dims=0), obs=x
-        )
+        own = numpyro.sample("own", dist.Normal(mean, 1.0))
+        numpyro.sample("x", kme.Simulator(normal_draw, own, event_dims=0), obs=x)
 
 
 def groups_data(rng):
@@ -224,10 +220,8 @@ CASES = {
     "20 draws, those below 0 censored": Case(censored, censored_data),
     "3 of 10 statistics missing": Case(TASKS["gaussian_linear"], missing_data),
     "20 to 200 trials": Case(of_any_length, trials_data, SETS),
-    "a series, learnt statistics": Case(
-        series,
-        of_normal(None, np.stack([np.ones(30), TIMES], axis=1), 4.0),
-        {"statistics": kme.SemiAutomaticStatistics()},
+    "a series, learnt statistics": of_normal(series, np.stack([np.ones(30), TIMES], axis=1), 4.0)._replace(
+        settings={"statistics": kme.SemiAutomaticStatistics()}
     ),
 }
 REFERENCED = ("bernoulli_glm", "sir", "lotka_volterra")

@@ -164,10 +164,6 @@ def _for_effective_size(distance: np.ndarray, size: float) -> float:
     return largest / tempered(-from_least / largest, np.exp(-SMALLEST), size, halvings=50)[0]
 
 
-REGULARISATION = REGULARISATIONS[REGULARISATIONS > 1e-7]
-"""Tried by leave-one-out; below, constant statistics are rounding."""
-
-
 @shown
 @dataclass(frozen=True, eq=False)
 class RegressionAdjustment:
@@ -227,7 +223,7 @@ class RegressionAdjustment:
         varies = unit > 1e-10 * np.maximum(np.abs(centre), 1e-300)
         unit = np.where(varies, unit, np.inf)
         features, at = (s - centre) / unit, (y - centre) / unit
-        fits = solves.ridges(root * features[near], root * (t - middle)[near], REGULARISATION)
+        fits = solves.ridges(root * features[near], root * (t - middle)[near], REGULARISATIONS)
         lam, slopes, rest = min(fits, key=lambda fit: float(np.square(fit[2]).sum()))
         shift = (at - w @ features) @ slopes
         variance = w @ np.square(t - w @ t)

@@ -114,7 +114,7 @@ class KernelBayesFilter:
             found = [solves.ridge(factor, len(factor) * epsilon, factor @ features[0])]
             for phi in features[1:]:
                 before = _unit(found[-1]) if normalise else found[-1]
-                found.append(posterior_weights(self.predict(before), factor, delta, phi)[0])
+                found.append(posterior_weights(self.predict(before), factor, delta, phi))
         return _some_weight(np.stack(found))
 
     @numpy_function
@@ -134,7 +134,7 @@ class KernelBayesFilter:
             for weights in filtered[-2::-1]:
                 weights, later = (_unit(w) if normalise else w for w in (weights, found[-1]))
                 prior = self.left @ (v.T @ weights)
-                found.append(posterior_weights(prior, self.following, delta, v.T @ later)[0])
+                found.append(posterior_weights(prior, self.following, delta, v.T @ later))
         return _some_weight(np.stack(found[::-1]))
 
     def means(self, weights: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import solve_triangular
 
 from numpyro_kme._core import Array, checks, numpy_function, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding
@@ -81,8 +81,8 @@ class KernelBayesRule:
     $$ R = \Lambda G_Y \big((\Lambda G_Y)^2 + \delta I\big)^{-1} \Lambda
          = \Lambda U \big(C^2 + \delta I\big)^{-1} U^\top \Lambda, \qquad C = U^\top \Lambda U. $$
 
-    The second form is symmetric, needs one Cholesky factorisation of the size of the rank, and is exact for any factor
-    `U`. Weights are signed and do not sum to one exactly. Make one with `fit`.
+    The second form is symmetric, needs one factorisation of the size of the rank, and is exact for any factor `U`.
+    Weights are signed and do not sum to one exactly. Make one with `fit`.
 
     Args:
         kernel_x: Kernel on what is inferred.
@@ -90,7 +90,7 @@ class KernelBayesRule:
         right: Features of the observations, with the low-rank factor of `G_Y`.
         left: `Lambda U (C^2 + delta I)^-1 U' Lambda U`, `(n, r)`: weights are `left` times the features of `y`.
         prior_weights: `mu`, `(n,)`.
-        regularisation: `eps` and `delta` that were used, `(2,)`.
+        regularisation: `eps` and `delta`, `(2,)`.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4. (Its equation 11 prints `mu` n times larger than
     its filter.)
     """
@@ -126,15 +126,13 @@ class KernelBayesRule:
             regularisation: `eps`; `0.01 / n` in the paper.
             delta: `2 eps` when left out.
             tolerance: Of the low-rank factors of both Gram matrices.
-        Warns:
-            UserWarning: If `delta` had to be increased for the factorisation to succeed.
         Cost: `n r^2`.
         """
         mu = _reweighted(prior, x, y, regularisation, tolerance)
         delta = 2.0 * regularisation if delta is None else delta
         checks.positive_number("delta", delta)
         right = LowRank.fit(kernel_y, y, tolerance=tolerance)
-        left, delta = posterior_weights(mu, right.values, delta, np.eye(right.rank))
+        left = posterior_weights(mu, right.values, delta, np.eye(right.rank))
         return cls(prior.kernel, x, right, left, mu, np.array([regularisation, delta]))
 
     def weights(self, y: PointSet) -> np.ndarray:
@@ -151,34 +149,22 @@ class KernelBayesRule:
         return _found(self.kernel_x, self.x, self.weights(_one(y))[0])
 
 
-def posterior_weights(mu: Array, factor: Array, delta: Any, phi: Array) -> tuple[Any, float]:
+def posterior_weights(mu: Array, factor: Array, delta: Any, phi: Array) -> np.ndarray:
     """The weights `R k_Y(y) = Lambda U (C^2 + delta I)^-1 C phi`, `(n,)` or `(n, s)`, for features `phi` of `y`.
+
+    `C` is symmetric, so that `(C^2 + delta I)^-1 C phi` is a least-squares solution, of `C x = phi` and
+    `delta^(1/2) x = 0`. By a QR factorisation, which nothing is too small for.
 
     Args:
         mu: Diagonal of `Lambda`, `(n,)`.
         factor: `U`, `(n, r)`, so that `k_Y(y) = U phi`.
-        delta: Doubled until the factorisation succeeds.
+        delta: Positive.
         phi: `(r,)`, or `(r, s)` for many observations; the identity gives `R U`.
-    Returns:
-        The weights, and the `delta` that was used.
     """
     scaled = mu[:, None] * factor
     core = factor.T @ scaled
-    square = core @ core
-    # how often a regularisation is doubled where a solve fails, before giving up
-    for attempt in range(20):
-        tried = delta * 2.0**attempt
-        try:
-            cholesky = cho_factor(square + tried * np.eye(len(square)), lower=True)
-        except (np.linalg.LinAlgError, ValueError):
-            continue
-        if attempt:
-            checks.warn(f"delta = {delta:.3g} is too small to factorise; {tried:.3g} was used.")
-        return scaled @ cho_solve(cholesky, core @ phi), tried
-    raise checks.explained(
-        f"The matrix of kernel Bayes' rule cannot be factorised for delta from {delta:.3g} to {tried:.3g}.",
-        np.linalg.LinAlgError,
-    )
+    basis, root = np.linalg.qr(np.concatenate([core, np.sqrt(delta) * np.eye(len(core))]))
+    return scaled @ solve_triangular(root, basis[: len(core)].T @ phi, check_finite=False)
 
 
 def _reweighted(prior: MeanEmbedding, x: PointSet, y: PointSet, regularisation: float, tolerance: float) -> np.ndarray:

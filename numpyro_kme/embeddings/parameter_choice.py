@@ -190,7 +190,7 @@ def _held_out(settings, of_x, of_y, fold, phi):
     u = of_x[rest]
     mu = solves.ridge(u, len(rest) * settings.regularisation, u @ u.mean(axis=0))
     delta = 2.0 * settings.regularisation if settings.delta is None else settings.delta
-    return rest, posterior_weights(mu, of_y[rest], delta, phi)[0]
+    return rest, posterior_weights(mu, of_y[rest], delta, phi)
 
 
 @door

@@ -10,8 +10,8 @@ from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme.abc import RegressionAdjustment
-from numpyro_kme.abc.weighting import REGULARISATION
 from numpyro_kme.engines import SignedWeights
+from numpyro_kme.kernels.low_rank import REGULARISATIONS
 
 KEY = jax.random.key(0)
 
@@ -40,7 +40,7 @@ def test_by_a_loop_over_what_is_left_out(rng):
             rest.append(positive[i] * np.sum((centred[i] - features[i] @ slopes) ** 2))
         return np.sum(rest)
 
-    lam = min(REGULARISATION, key=left_out)
+    lam = min(REGULARISATIONS, key=left_out)
     slopes = ridge(features, centred, positive, lam)
     at = (y[:2] - positive @ s[:, :2]) / np.sqrt(positive @ (s[:, :2] - positive @ s[:, :2]) ** 2)
     np.testing.assert_allclose(found.adjusted, t + (at - features) @ slopes, rtol=1e-9)

@@ -151,7 +151,7 @@ class LearntHyperparameters(NamedTuple):
 
     Attributes:
         hyper: The hyperparameters.
-        score: The objective there, without priors.
+        score: The objective there, without priors; NaN where a factorisation failed at all that were tried.
         at_bounds: Which of them ended at a bound, in words.
     """
 
@@ -243,12 +243,6 @@ def learn(
     training = training.random_subset(learner.most)
     small = training.random_subset(learner.subset) if training.is_table and learner.tied is None else training
 
-    def evaluate(at, training):
-        """The objective and its gradient; `-inf` where a factorisation failed."""
-        value, gradient = objective.value_and_gradient(unravel(np.exp(at), template), training)
-        sound = np.isfinite(value) and np.isfinite(gradient).all()
-        return (float(value), gradient) if sound else (-np.inf, np.zeros_like(at))
-
     def search(training, begin, directions, starts, steps):
         """Maximise, with priors, over `begin + directions @ v` from the best start."""
         moved = directions > 0.0
@@ -257,10 +251,10 @@ def learn(
 
         def loss(v):
             at = begin + directions @ v
-            value, gradient = evaluate(at, training)
+            value, gradient = objective.value_and_gradient(unravel(np.exp(at), template), training)
             penalty, slope = space.penalty(at)
             weight = 1.0 / len(training.z) if objective.uses_priors else 0.0
-            if not np.isfinite(value):
+            if not (np.isfinite(value) and np.isfinite(gradient).all()):  # a factorisation failed
                 return 1e6, directions.T @ slope
             return weight * penalty - value, directions.T @ (weight * slope - gradient)
 
@@ -280,9 +274,9 @@ def learn(
             at = search(small, at, each, none, learner.max_steps)
     if len(small.z) < len(training.z):
         at = search(training, at, each, none, max(learner.max_steps // 4, 1))
-    score, (*values, lam) = evaluate(at, training)[0], np.exp(at)
+    score, (*values, lam) = objective.value_and_gradient(unravel(np.exp(at), template), training)[0], np.exp(at)
     hyper = unravel(np.array([*values, lam * len(training.z) / total]), template)
-    return LearntHyperparameters(hyper, score, space.at_bounds(at))
+    return LearntHyperparameters(hyper, float(score), space.at_bounds(at))
 
 
 @register
@@ -323,4 +317,4 @@ def learn_empirical(
         lam = found.hyper.regularisation * len(training.z) / total
         return found._replace(hyper=replace(found.hyper, data_kernel=data_kernel, regularisation=lam))
 
-    return max(map(at, range(-4, 5, 2)), key=lambda found: found.score)
+    return max(map(at, range(-4, 5, 2)), key=lambda found: np.nan_to_num(found.score, nan=-np.inf))

@@ -157,7 +157,7 @@ class RidgeFunctions:
         Features, and as few of the first inducing points as match the function at every simulation to its tolerance,
         take the place of all of them.
         """
-        offset, linear, centres, scales, rbf = [], [], [], [], []
+        parts = []
         basis = np.concatenate([np.ones((len(fits.at), 1)), fits.at.features], axis=1)
         used = np.ones((len(fits.near), fits.at.dim), bool) if fits.at.used is None else fits.at.used
         used = np.concatenate([np.ones((len(used), 1), bool), used, used], axis=1)
@@ -165,13 +165,10 @@ class RidgeFunctions:
         for i, scale in enumerate(1.0 / np.asarray(tolerance)[:, :, None]):
             straight = np.zeros(basis.shape[1])
             straight[used[i]], own = _simplified(basis[:, used[i]] * scale, fits.near[i] * scale, weights[i])
-            offset.append(intercepts[i] + straight[0])
-            linear.append(slopes[i] + straight[1:])
-            centres.append(fits.at.inducing_points[: len(own)])
-            scales.append(np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(own), 1)))
-            rbf.append(own[None, :])
-        points, precision = map(np.concatenate, (centres, scales))
-        return cls(np.array(offset), np.array(linear), points, precision, block_diag(*rbf))
+            offset, linear = intercepts[i, None] + straight[:1], slopes[i, None] + straight[None, 1:]
+            precision = np.tile(np.exp(-2.0 * fits.smoothness.length[i]), (len(own), 1))
+            parts.append(cls(offset, linear, fits.at.inducing_points[: len(own)], precision, own[None]))
+        return cls.together(parts)
 
     @staticmethod
     def together(parts: Sequence["RidgeFunctions"]) -> "RidgeFunctions":
