@@ -133,10 +133,8 @@ class IidModel(Recomputed):
             rows = given[0][:, known].astype(np.float64) if known.any() else None
         how = "pass covariates=the name of the model's argument that holds the covariates"
         check_data_points(self.site, self.data, self.simulator, rows, how)
-        checks.require(
-            rows is None or len(rows) == len(self.observed),
-            f"`covariates` must have one row for each of the {len(self.observed)} data points; got {np.shape(rows)}.",
-        )
+        whole = rows is None or len(rows) == len(self.observed)
+        checks.require(whole, f"`covariates` must have {len(self.observed)} rows, as the data; got {np.shape(rows)}.")
         return None if rows is None else rows[self.kept]
 
     def one_call(self) -> Simulator:
@@ -192,10 +190,8 @@ class IidModel(Recomputed):
         if len(points) != len(self.kept):
             while isinstance(fn, compat.WRAPPERS) and fn.base_dist.event_shape == fn.event_shape:
                 fn = fn.base_dist
-            checks.require(
-                fn.batch_shape in ((), (1,)),
-                "centering draws have no covariates: where parameters vary along the data plate, use concentration=0.",
-            )
+            alike = fn.batch_shape in ((), (1,))
+            checks.require(alike, "centering draws have no covariates: where parameters vary, use concentration=0.")
         return fn.log_prob(points)
 
     @cached_property

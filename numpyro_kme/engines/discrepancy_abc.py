@@ -133,10 +133,8 @@ class RejectionABC(SimulationEngine[WeightedPosterior]):
             table.require_rows("a discrepancy")
             how = weights_of, self.discrepancy, self.length_scale
             return DiscrepancyWeights(self, rng_key, problem, table, *how)
-        checks.require(
-            not table.data_sets or table.x.shape[2] == 1,
-            f"Rows of data sets of shape {table.x.shape[1:]} have no order: give a `discrepancy`, Quadratic(kernel).",
-        )
+        fits = not table.data_sets or table.x.shape[2] == 1
+        checks.require(fits, f"Rows of shape {table.x.shape[1:]} have no order: give `discrepancy`, Quadratic(kernel).")
         table.require_one_length("the Euclidean distance")
         scale = mad_or_sd(table.in_order(table.x))
         return DistanceWeights(self, rng_key, problem, table, weights_of, np.where(scale > 0, scale, 1.0))

@@ -249,10 +249,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
             sites = {name: replace(s, mask=s.unmasked, missing=0) for name, s in problem.simulators.items()}
             problem = replace(problem, simulators=sites)
         names = set(self.statistics) if isinstance(self.statistics, Mapping) else set()
-        checks.require(
-            names <= set(problem.observations),
-            f"`statistics` names {sorted(names - {*problem.observations})}; the sites are {[*problem.observations]}.",
-        )
+        known = names <= set(problem.observations)
+        checks.require(known, f"`statistics` names {sorted(names)}; the sites are {[*problem.observations]}.")
         for site in problem.observations:
             self.form_at(site, problem.simulators[site])
         if problem.discrete:

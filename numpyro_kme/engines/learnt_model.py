@@ -205,10 +205,8 @@ def joint_values(problem: Problem) -> dict[str, np.ndarray]:
     for name in problem.discrete:
         latent = problem.latents[name]
         fn = compat.innermost(latent.fn)
-        checks.require(
-            fn.has_enumerate_support and not fn.event_dim,
-            discrete_message(name, latent, "it has infinitely many values: KELFI sums over values that it can list"),
-        )
+        listed, why = fn.has_enumerate_support and not fn.event_dim, "KELFI sums over values that it can list"
+        checks.require(listed, discrete_message(name, latent, f"it has infinitely many values: {why}"))
         sets[name] = [np.ravel(fn.enumerate_support(expand=False))] * latent.value.size
     total = prod(float(len(one)) for entries in sets.values() for one in entries)
     if total > MOST_VALUES:

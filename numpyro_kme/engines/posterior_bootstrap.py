@@ -177,10 +177,8 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
             losses = partial(_emulated_losses, problem)
             found = emulated_bootstrap(run_key, problem, process, self.num_samples, self.prior_draws)
         else:
-            checks.require(
-                self.prior_weight == 0.0,
-                f"`prior_weight` needs a loss that is a squared distance, such as MMD(); got {type(loss).__name__}.",
-            )
+            free = self.prior_weight == 0.0
+            checks.require(free, f"`prior_weight` needs a squared distance, such as MMD(); got {type(loss).__name__}.")
             family = iid.family(covariates)
             nodes = self._nodes(iid, loss, covariates)
             losses = partial(_generic_losses, loss, data, family, nodes, run_key)

@@ -28,10 +28,8 @@ def rows_of(observations: Any, kwargs: Mapping[str, Any]) -> list[dict[str, Any]
     arrays = {name: v if isinstance(v, jax.Array) else np.asanyarray(v) for name, v in observations.items()}
     shapes = {name: array.shape for name, array in arrays.items()}
     lengths = {shape[:1] for shape in shapes.values()}
-    checks.require(
-        len(lengths) == 1 and not lengths & {(), (0,)},
-        f"`observations` must have one leading axis, of as many observations in each array; got the shapes {shapes}.",
-    )
+    alike = len(lengths) == 1 and not lengths & {(), (0,)}
+    checks.require(alike, f"`observations` must have one leading axis in all arrays; got the shapes {shapes}.")
     return [{name: array[i] for name, array in arrays.items()} for i in range(next(iter(lengths))[0])]
 
 

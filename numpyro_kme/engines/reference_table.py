@@ -58,10 +58,8 @@ class ReferenceTable(Recomputed):
         x = np.asarray(simulations.x[site], np.float64)
         if simulator.batch_shape:
             x = x.reshape(len(x), -1, int(np.prod(simulator.event_shape, dtype=int)))
-            checks.require(
-                x.shape[1] == len(mask),
-                f"Simulations of {site!r} have {x.shape[1]} draws, not {len(mask)}: they were made by another model.",
-            )
+            fits = x.shape[1] == len(mask)
+            checks.require(fits, f"Simulations of {site!r} are of another model: {x.shape[1]} draws, not {len(mask)}.")
         table = cls(simulations, coordinates, z, x, mask, bool(simulator.batch_shape), simulator.ragged)
         return replace(table, x=table._counted(x))
 

@@ -93,10 +93,8 @@ class WeightedPosterior(Posterior):
         """
         problem = problem_of(self)
         latents = {name: self.sites[name] for name in problem.latents}
-        checks.require(
-            len(problem.discrete) in (0, len(latents)),
-            f"The mode is a point between simulations, and {list(problem.discrete)} are discrete. Use `get_weights`.",
-        )
+        one = len(problem.discrete) in (0, len(latents))
+        checks.require(one, f"The mode is no simulation, and {[*problem.discrete]} are discrete. Use `get_weights`.")
         if problem.discrete:
             _, first, group = np.unique(ravel(latents, 1), axis=0, return_index=True, return_inverse=True)
             best = first[np.argmax(np.bincount(group.ravel(), self.weights))]

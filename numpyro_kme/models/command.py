@@ -133,10 +133,8 @@ class Command:
         given = {"{seed}": str(seed), **{f"{{params[{i}]}}": number for i, number in enumerate(numbers)}}
 
         def fill(place: re.Match) -> str:
-            checks.require(
-                place[0] in given,
-                f"An argument of `Command` has {place[0]}; with {len(numbers)} parameters {[*given]} can stand there.",
-            )
+            known = place[0] in given
+            checks.require(known, f"`Command` has {place[0]}; with {len(numbers)} parameters it can have {[*given]}.")
             return given[place[0]]
 
         return [re.sub(r"\{seed\}|\{params\[\d+\]\}", fill, argument) for argument in self.arguments]

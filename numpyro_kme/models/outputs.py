@@ -162,18 +162,14 @@ def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, S
     lacking = [entry for entry in entries if entry not in value]
     advice = f" Write NaN for what was not observed, {{{lacking[0]!r}: np.nan}}." if lacking else ""
     advice = advice if entries else " Its output has no names: pass an array, or give Simulator `names`."
-    checks.require(
-        set(value) == set(entries),
-        f"The observation of simulator `{who}` must have the entries {list(entries)}; got {list(value)}.{advice}",
-    )
+    same = set(value) == set(entries)
+    checks.require(same, f"The observation of `{who}` must have the entries {[*entries]}; got {[*value]}.{advice}")
     parts = []
     for entry, shape in entries.items():
         array = np.asarray(value[entry]) if checks.is_concrete(value[entry]) else value[entry]
         lead = array.ndim - len(shape)
-        checks.require(
-            lead >= 0 and array.shape[lead:] == shape,
-            f"Entry {entry!r} of the observation of `{who}` must have shape {shape} behind plates; got {array.shape}.",
-        )
+        fits = lead >= 0 and array.shape[lead:] == shape
+        checks.require(fits, f"Entry {entry!r} observed of `{who}` must have shape {shape}; got {array.shape}.")
         parts.append(array.reshape(*array.shape[:lead], -1))
     xp: Any = np if all(isinstance(part, np.ndarray) for part in parts) else jnp
     return xp.concatenate(parts, axis=-1).reshape(*parts[0].shape[:-1], *event_shape)

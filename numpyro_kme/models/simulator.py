@@ -85,18 +85,14 @@ class Simulator(Distribution):
         names: outputs.Names = None,
     ):
         functions.check_function(fn)
-        checks.require(
-            names is None or (isinstance(names, Sequence | Mapping) and not isinstance(names, str)),
-            f"`names` must be a sequence of strings, such as ('mean', 'max'), or lengths by name; got {names!r:.200}.",
-        )
+        listed = names is None or (isinstance(names, Sequence | Mapping) and not isinstance(names, str))
+        checks.require(listed, f"`names` must be strings, as ('mean', 'max'), or lengths by name; got {names!r:.200}.")
         for one in names or ():
             checks.instance("names", one, str, "strings")
         declared = shape is not None or (names is not None and dtype is not None)
         checks.require(bool(params), f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred.")
-        checks.require(
-            declared or dtype is None,
-            f"Simulator `{functions.name(fn)}` got dtype={dtype} and no shape: a black-box simulator needs the shape.",
-        )
+        known = declared or dtype is None
+        checks.require(known, f"Simulator `{functions.name(fn)}` got dtype={dtype} and no shape, as black boxes need.")
         dtype = float if declared and dtype is None else dtype
         self.fn = fn
         self.params = tuple(map(jnp.asarray, in_present_precision(params)))

@@ -39,10 +39,8 @@ class LeaveOutSimulators(Messenger):
                 msg["value"] = jnp.zeros(shape, jax.dtypes.canonicalize_dtype(fn.dtype))
             elif fn.ragged:
                 msg["value"] = self.simulators[msg["name"]].padded(msg["value"])
-        checks.require(
-            msg["value"] is not None or not isinstance(fn, dist.ImproperUniform),
-            f"The prior of {msg['name']!r} is improper (ImproperUniform) and cannot be drawn from. Give a wide one.",
-        )
+        proper = msg["value"] is not None or not isinstance(fn, dist.ImproperUniform)
+        checks.require(proper, f"The prior of {msg['name']!r} is improper and cannot be drawn from. Give a wide one.")
 
 
 PATIENCE = 5.0

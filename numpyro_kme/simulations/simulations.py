@@ -153,10 +153,8 @@ class Simulations(Saved):
         arguments, x = np.asarray(in_jax_types(arguments)), np.asarray(in_jax_types(x))
         checks.table("arguments", arguments)
         _check_outputs("x", x, x.ndim - 1 if ragged else 0, missing)
-        checks.require(
-            x.shape[:1] == arguments.shape[:1],
-            f"`arguments` and `x` must have one row for each simulation; got shapes {arguments.shape} and {x.shape}.",
-        )
+        fits = x.shape[:1] == arguments.shape[:1]
+        checks.require(fits, f"`arguments` and `x` must have as many rows; got {arguments.shape} and {x.shape}.")
         return cls({site: arguments}, {site: x})
 
     @classmethod
@@ -282,10 +280,8 @@ def _check_outputs(name: str, x: np.ndarray, ragged_dims: int, missing: Simulate
 
 
 def _stacked(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:
-    checks.require(
-        set(first) == set(second),
-        f"Only simulations of the same model can be joined: one set has {sorted(first)}, the other {sorted(second)}.",
-    )
+    same = set(first) == set(second)
+    checks.require(same, f"Only simulations of one model can be joined; got {sorted(first)} and {sorted(second)}.")
     return {name: np.concatenate([np.asarray(first[name]), np.asarray(second[name])]) for name in first}
 
 

@@ -238,7 +238,7 @@ def test_black_boxes_that_return_tables():
 def test_names_are_checked():
     with pytest.raises(ValueError, match="`names` must name the 4 numbers"):
         kme.Simulator(simulator, 0.0, 1.0, names=("a", "b"))
-    with pytest.raises(ValueError, match="must be a sequence of strings"):
+    with pytest.raises(ValueError, match="must be strings"):
         kme.Simulator(simulator, 0.0, 1.0, names="mean")
     with pytest.raises(Exception, match=r"without \['wrong'\]"):
         kme.Simulator(row, 0.0, dtype=float, names=("early", "wrong")).sample(jax.random.key(0))

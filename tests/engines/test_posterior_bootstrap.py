@@ -212,7 +212,7 @@ def test_a_loss_that_needs_derivatives_refuses_a_simulator_without():
     engine = PosteriorBootstrap(own_guess(in_numpy, shape=(), dtype=float), Means())
     with pytest.raises(ValueError, match=r"Means is minimised by derivatives, and simulator `in_numpy` has none: it"):
         engine.run(jax.random.key(0), X)
-    with pytest.raises(ValueError, match="`prior_weight` needs a loss that is a squared distance"):
+    with pytest.raises(ValueError, match="`prior_weight` needs a squared distance"):
         PosteriorBootstrap(own_guess(keyed), Means(), prior_weight=1.0).run(jax.random.key(0), X)
 
 
