@@ -296,7 +296,7 @@ def test_latents_of_the_wrong_shape_are_explained(problem, draws):
     with pytest.raises(ValueError, match=r"`latents` must have the sites \['theta', 'sd', 'b'\]; got \['theta'\]"):
         problem.evaluate({"theta": draws.latents["theta"]})
     wrong = {**draws.latents, "sd": draws.latents["sd"][:4]}
-    with pytest.raises(ValueError, match=r"`latents\['sd'\]` must have shape .* as 'theta'; got \(4,\)"):
+    with pytest.raises(ValueError, match=r"`latents\['sd'\]` needs shape .* as 'theta'; got \(4,\)"):
         problem.log_prior(wrong)
     with pytest.raises(ValueError, match="`num_draws` must be at least 1; got 0"):
         problem.draw(random.key(0), 0)
