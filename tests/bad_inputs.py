@@ -140,7 +140,7 @@ add("simulate", "infinite", lambda: drawn(gives(np.array([0, INF])), on_failure=
 add("simulate", "constant", lambda: drawn(OK, block_size=0), "`block_size` must be at least 1; got 0")
 add("simulate", "duplicates", lambda: drawn(OK, executor="two"), "`executor` must be .* got 'two'")
 add("simulate", "outliers", lambda: drawn(gives(np.full(2, 1e30))))
-add("simulate", "wrong shape", lambda: bank_of(X[:30]), r"got shapes \(40, 1\) and \(30, 1\)")
+add("simulate", "wrong shape", lambda: bank_of(X[:30]), r"got \(40, 1\) and \(30, 1\)")
 add("simulate", "wrong type", lambda: drawn(OK, on_failure="retry"), r"'skip', Retry\(...\) or Penalise")
 add("simulate", "wrong type", lambda: drawn(shifted, declared={}, executor="two"), "for black-box simulators")
 add("simulate", "wrong dtype", lambda: drawn(OK, declared=dict(shape=(2,), dtype="U3")), "at least one real number")

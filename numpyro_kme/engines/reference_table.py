@@ -59,7 +59,7 @@ class ReferenceTable(Recomputed):
         if simulator.batch_shape:
             x = x.reshape(len(x), -1, int(np.prod(simulator.event_shape, dtype=int)))
             fits = x.shape[1] == len(mask)
-            checks.require(fits, f"Simulations of {site!r} are of another model: {x.shape[1]} draws, not {len(mask)}.")
+            checks.require(fits, f"Simulations of {site!r} have {x.shape[1]} draws, not {len(mask)}: make others.")
         table = cls(simulations, coordinates, z, x, mask, bool(simulator.batch_shape), simulator.ragged)
         return replace(table, x=table._counted(x))
 

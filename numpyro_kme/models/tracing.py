@@ -40,7 +40,7 @@ class LeaveOutSimulators(Messenger):
             elif fn.ragged:
                 msg["value"] = self.simulators[msg["name"]].padded(msg["value"])
         proper = msg["value"] is not None or not isinstance(fn, dist.ImproperUniform)
-        checks.require(proper, f"The prior of {msg['name']!r} is improper and cannot be drawn from. Give a wide one.")
+        checks.require(proper, f"The prior of {msg['name']!r} is improper (ImproperUniform). Give a wide one.")
 
 
 PATIENCE = 5.0

@@ -107,12 +107,9 @@ def test_kernel_bayes_with_a_weighted_prior(bank, kernel_abc):
     gram_z, gram_x = gaussian(z, z, 0.8), gaussian(x, x, 0.7)
     mu = np.linalg.solve(gram_z + 500 * eps * np.eye(500), gram_z @ prior["weight"])
     product = mu[:, None] * gram_x
-    rho = product @ np.linalg.solve(
-        product @ product + 2 * eps * np.eye(500), mu * gaussian(x, np.array([0.5]), 0.7)[:, 0]
-    )
-    np.testing.assert_allclose(
-        engine.posterior.expectation(lambda latents: latents["theta"]), rho @ z / rho.sum(), atol=1e-4
-    )
+    right = mu * gaussian(x, np.array([0.5]), 0.7)[:, 0]
+    rho = product @ np.linalg.solve(product @ product + 2 * eps * np.eye(500), right)
+    np.testing.assert_allclose(moments(engine)[0], rho @ z / rho.sum(), atol=1e-4)
     precision = 1 + 2 / NOISE**2
     exact, without = 1.3 / NOISE**2 / precision, 0.5 / (1 + NOISE**2)
     assert abs(moments(engine)[0] - exact) < 0.35 * abs(without - exact)
@@ -190,11 +187,8 @@ def test_length_scale_rules_reach_every_engine(make, bank, sets, rng):
     if used:
         assert float(used()) == 0.37
     else:
-        named = (
-            {"estimator": kme.embeddings.Quadratic(kme.kernels.Gaussian(0.37))}
-            if on_sets
-            else {"kernel": kme.kernels.Gaussian(0.37)}
-        )
+        kernel = kme.kernels.Gaussian(0.37)
+        named = {"estimator": kme.embeddings.Quadratic(kernel)} if on_sets else {"kernel": kernel}
         other = make(iid if on_sets else conjugate, **named, **settings)
         other.run(KEY, x=y)
         np.testing.assert_array_equal(other.get_samples()["theta"], engine.get_samples()["theta"])
@@ -232,9 +226,8 @@ def test_rejection_on_data_sets(sets, rng):
     np.testing.assert_array_equal(engine.condition(KEY, x=y[::-1]).get_weights()["weight"], kept)
     mean, sd = moments(engine)
     assert abs(mean - y.sum() / 21) < 5 * sd / np.sqrt(40)
-    by_mmd = kme.RejectionABC(
-        iid, simulations=sets, quantile=0.1, discrepancy=kme.embeddings.Quadratic(kme.kernels.Gaussian(1.0))
-    )
+    mmd = kme.embeddings.Quadratic(kme.kernels.Gaussian(1.0))
+    by_mmd = kme.RejectionABC(iid, simulations=sets, quantile=0.1, discrepancy=mmd)
     by_mmd.run(KEY, x=y)
     assert abs(moments(by_mmd)[0] - y.sum() / 21) < 5 * sd / np.sqrt(40)
 
@@ -294,14 +287,8 @@ ERRORS = (ValueError, TypeError, RuntimeError)
         (kme.KernelABC, conjugate, dict(kernel=3), X, "`kernel` must be a kernel"),
         (kme.K2ABC, iid, dict(estimator=GAUSSIAN), X, "`estimator` must be an estimator"),
         (kme.RejectionABC, iid, dict(discrepancy=GAUSSIAN), X, "got Gaussian. Use"),
-        (
-            kme.DistributionRegressionABC,
-            conjugate,
-            dict(kernel=GAUSSIAN),
-            X + 1e3,
-            "The kernel is zero between the observation and all 500 simulations: none comes near",
-        ),
-        (kme.KernelABC, iid, {}, np.zeros(20), "have 1 draws, not 20: they were made by another model"),
+        (kme.DistributionRegressionABC, conjugate, dict(kernel=GAUSSIAN), X + 1e3, "zero between .* and all 500 simul"),
+        (kme.KernelABC, iid, {}, np.zeros(20), "have 1 draws, not 20: make others"),
         (kme.KernelABC, with_a_likelihood, {}, X, "nothing else that is observed"),
         (kme.KernelABC, in_groups, {}, np.zeros((3, 1)), "vary along plates of shape"),
         (kme.K2ABC, conjugate, {}, X, "compares data sets"),

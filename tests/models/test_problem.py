@@ -243,10 +243,7 @@ def nothing_latent():
 @pytest.mark.parametrize(
     ("read", "sentence"),
     [
-        (
-            lambda: Problem.read(broken, 1.0),
-            r"`broken` failed while its sites were read: no data loaded \(RuntimeError\)",
-        ),
+        (lambda: Problem.read(broken, 1.0), r"`broken` failed while its sites were read: no data loaded \(Runtime"),
         (lambda: Problem.read(model, z=1.0), r"unexpected keyword argument 'z'.*keyword arguments \['z'\]"),
         (lambda: Problem.read(no_simulator), r"no simulator site among \['theta'\]: add"),
         (lambda: Problem.read(feeds), "Site 'y' depends on the output of the simulator at 'x'.*inside the simulator"),
@@ -254,10 +251,7 @@ def nothing_latent():
         (lambda: Problem.read(learns), r"`param` sites \['m'\], which have no prior"),
         (lambda: Problem.read(nothing_latent), "no latent site to infer"),
         (lambda: Problem.read(in_scan), r"has shape \(3, 2\); the simulator `total` gives .*inside `scan`"),
-        (
-            lambda: Problem.read(two_sites, x=jnp.zeros(3)),
-            r"at 'x' has shape \(3,\); the simulator `total` gives shape \(2,\). Let the simulator return",
-        ),
+        (lambda: Problem.read(two_sites, x=jnp.zeros(3)), r"at 'x' has shape \(3,\); .* gives shape \(2,\). Let the"),
     ],
 )
 def test_models_that_cannot_be_used_are_explained(read, sentence):

@@ -308,18 +308,9 @@ def test_a_density_is_refused_with_the_name_of_the_simulator(evaluate):
         (lambda: Simulator(noisy_sum, jnp.zeros(3), event_dims=(1, 0)), "one number for each parameter"),
         (lambda: Simulator(two_arrays, 1.0, names=("quantiles", "extremes"), shape=5), "with their lengths, names="),
         (lambda: Simulator(two_arrays, 1.0, names={"quantiles": 3}, shape=5), "declares 3 numbers"),
-        (
-            lambda: Joined(two_arrays, ("quantiles", "extremes"), ((2,), (3,)))(np.random.default_rng(0), 1.0),
-            "declares entries of the shapes",
-        ),
-        (
-            lambda: Simulator(noisy_sum, jnp.zeros((4, 3)), jnp.ones(5), event_dims=(1, 0)),
-            r"leaves the batch shapes \[\(4,\), \(5,\)\]; these must broadcast",
-        ),
-        (
-            lambda: Simulator(noisy_sum, jnp.zeros((4, 3)), event_dims=1).expand((5,)),
-            r"of shape \(4,\), does not expand to \(5,\)",
-        ),
+        (lambda: Joined(lambda rng, t: {"a": t}, ("a",), ((2,),))(0, 1.0), "declares entries of the shapes"),
+        (lambda: Simulator(noisy_sum, jnp.zeros(4), jnp.ones(5), event_dims=0), r"\[\(4,\), \(5,\)\]; these must"),
+        (lambda: Simulator(noisy_sum, jnp.zeros(4), event_dims=0).expand((5,)), r"\(4,\), does not expand to \(5,\)"),
     ],
 )
 def test_bad_input_is_explained(make, sentence):

@@ -24,18 +24,7 @@ import pytest
 
 import numpyro_kme as kme
 from numpyro_kme._core import arviz
-from numpyro_kme.simulations import (
-    Command,
-    Penalise,
-    Retry,
-    SimulationError,
-    Simulations,
-    Store,
-    StoreError,
-    executors,
-    simulate,
-    site_runs,
-)
+from numpyro_kme.simulations import Command, Penalise, Retry, SimulationError, Simulations, Store, StoreError, simulate
 
 KEY = jax.random.key(3)
 
@@ -146,7 +135,7 @@ class Silent(Executor):
 
 @pytest.mark.filterwarnings("ignore:Nothing has come back")
 def test_silence_of_an_executor_has_a_limit(here, monkeypatch):
-    monkeypatch.setattr(executors, "SILENCE", 0.5)
+    monkeypatch.setattr(kme.simulations.executors, "SILENCE", 0.5)
     with pytest.warns(UserWarning, match="Nothing has come back from the executor for .* s. Has it a worker"):
         assert len(bank(number=3, executor=Silent())) == 3
     with pytest.raises(SimulationError, match=r"Nothing has come back from .* takes at most 0 s"):
@@ -614,7 +603,7 @@ def test_killed_at_any_moment(tmp_path, how, monkeypatch):
 
     A batch is what one write takes, and what two workers, at 5 ms a call, have in hand.
     """
-    batch = int(2 * (site_runs.WRITE_SECONDS + executors.TASK_SECONDS) / 0.005)
+    batch = int(2 * (kme.simulations.site_runs.WRITE_SECONDS + kme.simulations.executors.TASK_SECONDS) / 0.005)
     script = Path(__file__).parent / "killed_run.py"
     truth = bank(NOISY, 2000)
     for trial in range(20):
