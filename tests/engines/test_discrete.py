@@ -191,10 +191,7 @@ def test_infinite_support_is_for_engines_that_weight():
     [
         (kme.KELFI(counted), "'n' is discrete .Poisson.*infinitely many.*RejectionABC"),
         (kme.KELFI(many), "256 joint values: KELFI sums over at most 100"),
-        (
-            kme.KernelABC(counted, 100, regression_adjustment=True),
-            "`regression_adjustment`, which moves latents, needs",
-        ),
+        (kme.KernelABC(counted, 100, regression_adjustment=True), "`regression_adjustment`, which moves latents, "),
         (kme.KernelRecursiveABC(counted), "KernelRecursiveABC, which herds points"),
     ],
 )

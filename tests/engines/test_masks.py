@@ -182,9 +182,8 @@ def test_where_all_is_masked_the_posterior_is_the_prior(kelfi):
     np.testing.assert_allclose(draws.std(), PRIOR, rtol=5 / np.sqrt(2 * len(draws)))
     assert kelfi.posterior.log_marginal_likelihood() == 0.0
     grid = np.linspace(-4.0, 4.0, 9)
-    np.testing.assert_allclose(
-        kelfi.posterior.log_density({"theta": grid}), stats.norm(0, PRIOR).logpdf(grid), atol=1e-5
-    )
+    found = kelfi.posterior.log_density({"theta": grid})
+    np.testing.assert_allclose(found, stats.norm(0, PRIOR).logpdf(grid), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ SAME = {
         HOLDS.format("dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)); held.precision_matrix"),
     ),
 }
+PARTIAL = "def f(sd, rng, theta): return sd\nsimulator = functools.partial(f, {})"
+CACHED = "@functools.lru_cache\ndef f(t): return {}t\ndef simulator(rng, theta): return f(theta)"
 LAMBDA = "simulator = {}lambda rng, theta: theta + {} * rng.normal(size=2)"
 DIFFERENT = {
     "code": (PLAIN, PLAIN.replace("+", "-")),
@@ -108,24 +110,15 @@ DIFFERENT = {
     "a dtype": (GLOBAL.format("SCALE = np.zeros(2)"), GLOBAL.format("SCALE = np.zeros(2, int)")),
     "a shape": (GLOBAL.format("SCALE = np.ones((1, 2))"), GLOBAL.format("SCALE = np.ones(2)")),
     "an array of objects": (GLOBAL.format("SCALE = np.array([1, None])"), GLOBAL.format("SCALE = np.array([2, None])")),
-    "what partial holds": (
-        "def f(sd, rng, theta): return sd\nsimulator = functools.partial(f, np.ones(2))",
-        "def f(sd, rng, theta): return sd\nsimulator = functools.partial(f, np.zeros(2))",
-    ),
-    "what partial holds by name": (
-        "def f(rng, theta, sd): return sd\nsimulator = functools.partial(f, sd=1)",
-        "def f(rng, theta, sd): return sd\nsimulator = functools.partial(f, sd=2)",
-    ),
+    "what partial holds": (PARTIAL.format("np.ones(2)"), PARTIAL.format("np.zeros(2)")),
+    "what partial holds by name": (PARTIAL.format("sd=1"), PARTIAL.format("sd=2")),
     "the state behind a method": (HELD.format(sd=1), HELD.format(sd=10)),
     "a constant of its class": (HELD.format(sd=1), HELD.format(sd=1).replace("2.0", "3.0")),
     "a dataclass": (DATACLASS.format(sd=1.0, sign="+", doc=""), DATACLASS.format(sd=10.0, sign="+", doc="")),
     "a method": (DATACLASS.format(sd=1.0, sign="+", doc=""), DATACLASS.format(sd=1.0, sign="-", doc="")),
     "behind functools.wraps": (WRAPPED.format(1), WRAPPED.format(10)),
     "behind jit": (LAMBDA.format("jax.jit(", "1.0") + ")", LAMBDA.format("jax.jit(", "2.0") + ")"),
-    "behind a cache": (
-        "@functools.lru_cache\ndef f(t): return t\ndef simulator(rng, theta): return f(theta)",
-        "@functools.lru_cache\ndef f(t): return -t\ndef simulator(rng, theta): return f(theta)",
-    ),
+    "behind a cache": (CACHED.format(""), CACHED.format("-")),
     "functions that call each other": (RECURSIVE.format(1.0), RECURSIVE.format(2.0)),
     "an object in a circle": (REGISTERED.format(1.0), REGISTERED.format(10.0)),
     "a generator": (HOLDS.format("np.random.default_rng(1)"), HOLDS.format("np.random.default_rng(2)")),
@@ -137,10 +130,7 @@ DIFFERENT = {
     "an order": (HOLDS.format("[1, 2]"), HOLDS.format("[2, 1]")),
     "a dictionary": (HOLDS.format("{'sd': 1}"), HOLDS.format("{'sd': 10}")),
     "a set": (HOLDS.format("{'a', 'b', 'c'}"), HOLDS.format("{'a', 'b', 'd'}")),
-    "the prefix of a handler": (
-        "def f(): pass\nsimulator = handlers.scope(f, prefix='a')",
-        "def f(): pass\nsimulator = handlers.scope(f, prefix='b')",
-    ),
+    "the prefix of a handler": tuple(f"def f(): pass\nsimulator = handlers.scope(f, prefix={p!r})" for p in "ab"),
     "a function of a package": tuple(PLAIN.replace("theta +", f"norm.{name}(theta) +") for name in ("pdf", "cdf")),
 }
 STABLE = {  # nothing but that they are the same in every process
