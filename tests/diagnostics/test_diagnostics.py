@@ -337,11 +337,8 @@ def test_predictive_check():
     assert check.predicted["x"].shape == (150, 2)
     near, far = check.tail_probabilities()["x"]
     assert near > 0.1 > far and check.by_statistic == {"x": {"x[1]": far, "x[0]": near}}
-    plate = dataclasses.replace(
-        check,
-        predicted={"x": np.stack([check.predicted["x"]] * 2, 1)},
-        observed={"x": np.array([[0.2, 6.0], [np.nan, 0.3]])},
-    )
+    predicted, observed = np.stack([check.predicted["x"]] * 2, 1), np.array([[0.2, 6.0], [np.nan, 0.3]])
+    plate = dataclasses.replace(check, predicted={"x": predicted}, observed={"x": observed})
     named = dataclasses.replace(plate, names={"x": ("a", "b")})
     found, tails = named.by_statistic["x"], named.tail_probabilities()["x"]
     assert found == {"a[0]": tails[0, 0], "b[0]": tails[0, 1], "b[1]": tails[1, 1]}  # without NaN
@@ -368,10 +365,8 @@ def test_an_engine_inside_a_simulator_that_a_model_calls_back_is_refused(monkeyp
     simulations = kme.simulate(KEY, problem, 2, progress_bar=False)
     posterior = Posterior(engine="none", samples={"theta": np.zeros(3)}, problem=problem, simulations=simulations)
     assert len(ran) == 2
-    with (
-        pytest.raises(Exception, match="Run the engine before, outside of the simulator"),
-        tracing.one_model_at_a_time(),
-    ):
+    before = pytest.raises(Exception, match="Run the engine before, outside of the simulator")
+    with before, tracing.one_model_at_a_time():
         Predictive(outer, num_samples=2)(KEY)
     assert len(ran) == 2 and predictive_check(KEY, posterior, 2).predicted["x"].shape == (2,)
     assert len(ran) == 4 and predictive_check(KEY, conjugate_posterior(), 5).predicted["x"].shape == (5, 2)
@@ -435,10 +430,8 @@ def test_check_runs_all_and_says_what_to_do_next(exact, capsys):
     printed = capsys.readouterr().out
     assert "FLAGGED" in printed and "- location (theta[0]" in printed and "compare `predictive_check`" in printed
     assert "hardly makes this observation" not in printed
-    assert (
-        "p-value 0.0033, the smallest that 300 simulations allow" in printed.replace("\n", " ")
-        and max(map(len, printed.splitlines())) <= 80
-    )
+    assert "p-value 0.0033, the smallest that 300 simulations allow" in printed.replace("\n", " ")
+    assert max(map(len, printed.splitlines())) <= 80
     *_, few = found.findings()
     assert few.startswith("x (p-value 0.0033, the smallest") and "this many cannot flag" in few and "; 2,000 " in few
     usual = dataclasses.replace(found, misspecification={"x": misspecification_test(engine, np.array([0.2, 0.1]))})
@@ -447,9 +440,8 @@ def test_check_runs_all_and_says_what_to_do_next(exact, capsys):
     assert unlike.startswith("x (p-value 0.003") and "by_statistic" in unlike
     fine = kme.diagnostics.Check(exact, surrogate={"x": SurrogateCheck(0.2, 0.06)})
     beyond, negative = fine.findings()
-    assert beyond.startswith("20.00% of the posterior draws lie beyond") and negative.startswith(
-        "The surrogate at site 'x' is negative at 6%"
-    )
+    assert beyond.startswith("20.00% of the posterior draws lie beyond")
+    assert negative.startswith("The surrogate at site 'x' is negative at 6%")
     fine.print_summary()
     assert "not flagged" in capsys.readouterr().out
 
@@ -504,9 +496,8 @@ def test_draws_along_a_plate_are_compared_in_order_of_size(of_draws, rng):
 
     two = np.where(np.arange(60) < 30, 3.0, -3.0) + 0.4 * rng.normal(size=60)
     found = misspecification_test(posterior_of(two))
-    assert found.p_value < 0.05 and set(found.by_statistic) == {
-        f"sorted[{k}]" for k in np.round(np.linspace(0, 59, 30)).astype(int)
-    }
+    names = {f"sorted[{k}]" for k in np.round(np.linspace(0, 59, 30)).astype(int)}
+    assert found.p_value < 0.05 and set(found.by_statistic) == names
     by_hand = np.round(np.linspace(0, 59, 30)).astype(int)
     x = np.sort(of_draws.x["x"], axis=1)[:, by_hand]
     assert found.p_value == misspecification_test(x, np.sort(two)[by_hand]).p_value

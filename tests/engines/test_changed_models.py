@@ -38,9 +38,8 @@ def test_a_simulator_is_seen_as_it_is_now():
         expected = np.broadcast_to(found.latents["theta"][:, None] * scale, (5, length))
         np.testing.assert_allclose(found.x["x"], expected, rtol=1e-6)
         np.testing.assert_allclose(kme.Simulator(fn, 2.0).sample(KEY), np.full(length, 2.0 * scale))
-        np.testing.assert_allclose(
-            kme.Simulator(fn, jnp.ones(3), event_dims=0).sample(KEY), np.full((3, length), scale)
-        )
+        drawn = kme.Simulator(fn, jnp.ones(3), event_dims=0).sample(KEY)
+        np.testing.assert_allclose(drawn, np.full((3, length), scale))
         scale, length = np.array(10.0), 4
 
 

@@ -121,11 +121,8 @@ SHARED = {
         group: {name: np.asarray(value) for name, value in found.items()} for group, found in e.posterior.groups.items()
     },
 }
-WEIGHTED = {
-    "get_weights": lambda e: e.posterior.get_weights(),
-    "expectation": lambda e: e.posterior.expectation(square),
-    "mode": lambda e: e.posterior.mode(),
-}
+POINT = {"mode": lambda e: e.posterior.mode()}
+WEIGHTED = POINT | {"weights": lambda e: e.posterior.get_weights(), "square": lambda e: e.posterior.expectation(square)}
 LEARNT = {
     "log_density": lambda e: e.posterior.log_density(GRID),
     "mode": lambda e: e.posterior.mode(),
@@ -238,7 +235,7 @@ ROWS = {
     "kernel recursive ABC": Row(
         lambda m, **s: kme.KernelRecursiveABC(m, 100, num_iterations=3, **QUIET | s),
         statistics,
-        {"mode": lambda e: e.posterior.mode()},
+        POINT,
         PARTS | PLOTS,
         bank=False,
         error=1.5,
@@ -246,7 +243,7 @@ ROWS = {
     "posterior bootstrap": Row(
         lambda m, **s: kme.PosteriorBootstrap(m, num_samples=40, **{"progress_bar": False} | s),
         data_set,
-        {"mode": lambda e: e.posterior.mode(), "landscape": lambda e: e.posterior.landscape("theta", [0.0, 0.5, 1.0])},
+        POINT | {"landscape": lambda e: e.posterior.landscape("theta", [0.0, 0.5, 1.0])},
         PARTS | PLOTS,
         bank=False,
         error=1.5,
@@ -262,15 +259,8 @@ def test_every_public_engine_has_a_row():
     assert engines <= {type(row.make(row.model)) for row in ROWS.values()}
 
 
-PLAN = {
-    "num_simulations": 500,
-    "on_failure": "skip",
-    "executor": ThreadPoolExecutor(1),
-    "store": "sims",
-    "version": "2",
-    "timeout": 9.0,
-    "progress_bar": True,
-}
+PLAN = dict(num_simulations=500, on_failure="skip", store="sims", version="2", timeout=9.0, progress_bar=True)
+PLAN["executor"] = ThreadPoolExecutor(1)
 """Settings of a plan, beside `simulations` and the number of draws, `num_samples`."""
 
 

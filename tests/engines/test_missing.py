@@ -284,9 +284,8 @@ def test_entries_that_a_masked_array_masks_are_missing(kelfi):
     by_mask, by_nan = (kelfi.condition(KEY, x=y).samples["theta"] for y in (masked, Y))
     np.testing.assert_array_equal(by_mask, by_nan)
     many = kelfi.condition_many(KEY, {"x": np.ma.stack([masked, masked])})
-    np.testing.assert_array_equal(
-        many[1].samples["theta"], kelfi.condition_many(KEY, {"x": Y[None].repeat(2, 0)})[1].samples["theta"]
-    )
+    twice = kelfi.condition_many(KEY, {"x": Y[None].repeat(2, 0)})
+    np.testing.assert_array_equal(many[1].samples["theta"], twice[1].samples["theta"])
     smodel = kme.handlers.surrogate(model, kelfi.likelihoods)
     scored = [log_density(smodel, (), {"x": y}, {"theta": jnp.float32(0.3)})[0] for y in (masked, Y)]
     np.testing.assert_array_equal(*scored)

@@ -57,9 +57,8 @@ def test_weeks_that_the_observation_lacks_are_left_out_of_the_simulations(lost_w
     assert abs(draws.mean() - mean) < 1.2 * deviation
     assert 0.7 < draws.std() / deviation < 1.8
     info = lost_weeks.info
-    assert (
-        info["rows left out"].startswith("3, 8, 9,") and info["lengths"].startswith("5 to 9") and "missing" not in info
-    )
+    assert info["rows left out"].startswith("3, 8, 9,") and info["lengths"].startswith("5 to 9")
+    assert "missing" not in info
 
 
 def test_the_same_weeks_may_be_missing_elsewhere_and_no_others(lost_weeks):
@@ -150,9 +149,8 @@ def test_posteriors_of_paths_of_several_lengths(kelfi):
 
 def test_a_kernel_that_does_not_see_lengths_is_refused():
     with pytest.raises(ValueError, match="does not compare how long outputs are"):
-        KELFI(path_model, 60, form=KernelMeans(data_kernel=KERNEL), progress_bar=False).run(
-            jax.random.key(0), x=OBSERVED
-        )
+        kelfi = KELFI(path_model, 60, form=KernelMeans(data_kernel=KERNEL), progress_bar=False)
+        kelfi.run(jax.random.key(0), x=OBSERVED)
 
 
 @pytest.mark.parametrize("kernel", [KERNEL, 2.0 * KERNEL], ids=["path", "scaled"])

@@ -155,9 +155,8 @@ def test_standard_errors_are_in_the_summary_in_arviz_and_of_any_expectation(caps
     assert title.split()[:4] == ["mean", "error", "std", "error"]
     error, samples = posterior.error_of_mean["theta"], posterior.samples["theta"]
     np.testing.assert_allclose(float(first.split()[2]), error[0], rtol=0.01)
-    np.testing.assert_allclose(
-        float(first.split()[4]), posterior.error_of_sd["theta"][0] * samples[:, 0].std(), rtol=0.01
-    )
+    of_sd = posterior.error_of_sd["theta"][0] * samples[:, 0].std()
+    np.testing.assert_allclose(float(first.split()[4]), of_sd, rtol=0.01)
     kept = posterior.to_inference_data()["standard_errors"]["theta"]
     np.testing.assert_allclose(kept.sel(moment="mean"), error)
     table = posterior.summary()

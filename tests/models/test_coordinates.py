@@ -36,9 +36,8 @@ def model_of(arguments, **priors):
 
 def but_slow(table, *names):
     """Each row of a table, those that compile most in the slow tests."""
-    return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in table]
-    )
+    rows = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in table]
+    return pytest.mark.parametrize("name", rows)
 
 
 def alone(prior):

@@ -114,11 +114,8 @@ def test_arguments_and_deterministics_of_given_latents(problem, draws):
 
 def test_log_prior(problem, draws):
     theta, sd, b = (draws.latents[name] for name in ("theta", "sd", "b"))
-    expected = (
-        stats.norm.logpdf(theta, [0.0, 1.0], 2.0).sum(-1)
-        + stats.halfnorm.logpdf(sd, scale=np.exp(theta[:, 0]))
-        + stats.norm.logpdf(b)
-    )
+    of_sd = stats.halfnorm.logpdf(sd, scale=np.exp(theta[:, 0]))
+    expected = stats.norm.logpdf(theta, [0.0, 1.0], 2.0).sum(-1) + of_sd + stats.norm.logpdf(b)
     np.testing.assert_allclose(problem.log_prior(draws.latents), expected, rtol=1e-5)
 
 

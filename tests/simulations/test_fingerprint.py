@@ -195,13 +195,8 @@ def test_what_has_no_fingerprint_asks_for_a_version(source, sentence):
 
 @pytest.mark.parametrize("seed", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_another_process_finds_the_same(seed):
-    run = subprocess.run(
-        [os.environ.get("OTHER_PYTHON", sys.executable), __file__],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        check=False,
-    )
+    command, env = [os.environ.get("OTHER_PYTHON", sys.executable), __file__], {**os.environ, "PYTHONHASHSEED": seed}
+    run = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert run.returncode == 0, run.stderr
     found, here = json.loads(run.stdout), all_digests()
     assert found == here

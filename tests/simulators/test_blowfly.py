@@ -19,9 +19,8 @@ def plain_population(log_theta, births, deaths):
     for t in range(len(births)):
         delayed = counts[t - lag] if t >= lag else 180.0
         previous = counts[t - 1] if t >= 1 else 180.0
-        counts.append(
-            growth * delayed * np.exp(-delayed / capacity) * births[t] + previous * np.exp(-death * deaths[t])
-        )
+        born = growth * delayed * np.exp(-delayed / capacity) * births[t]
+        counts.append(born + previous * np.exp(-death * deaths[t]))
     return np.array(counts)
 
 
@@ -115,9 +114,8 @@ def test_noise_reaches_the_right_place():
 @pytest.mark.slow
 def test_extreme_blowflies_are_finite():
     corners = np.array(np.meshgrid(*[[-6.0, 6.0]] * 6)).reshape(6, -1).T
-    points = np.concatenate(
-        [blowfly.PRIOR_MEAN + blowfly.PRIOR_SD * corners, np.full((1, 6), 500.0), np.full((1, 6), -500.0)]
-    )
+    corners = blowfly.PRIOR_MEAN + blowfly.PRIOR_SD * corners
+    points = np.concatenate([corners, np.full((1, 6), 500.0), np.full((1, 6), -500.0)])
     points = np.resize(points, (400, 6)).astype(np.float32)
     series = simulate(jax.random.split(jax.random.key(3), 400), points)
     assert np.isfinite(jax.jit(jax.vmap(blowfly.statistics))(series)).all()
