@@ -26,9 +26,6 @@ class Reweightings:
     weights: np.ndarray
     extra: Any
 
-    def __len__(self) -> int:
-        return len(self.weights)
-
     def rows(self, index: np.ndarray) -> "Reweightings":
         """Select rows."""
         return jax.tree.map(lambda leaf: leaf[index], self)

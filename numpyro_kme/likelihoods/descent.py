@@ -11,9 +11,6 @@ from numpyro_kme._core import pieces
 ENOUGH = 0.2
 """Decrease of the value, in nats, below which the search ends, and of what the next step promises."""
 
-SHORTEST = 0.01
-"""Fraction of a step below which a search begins anew, from the first curvatures."""
-
 Tree = TypeVar("Tree")
 
 
@@ -33,7 +30,7 @@ def descend_all(
             leaves of both trees have a leading axis `a`.
         starts: Where to begin; leaves have a leading axis `k`.
         bounds: Lowest and highest values, with that axis or without.
-        steps: Number of iterations of each.
+        steps: Number of iterations of each, those of which steps are shortened among them.
         inverses: First inverse Hessians, `(k, p, p)` for `p` variables, in the order of the leaves.
     Returns:
         Minima, with the leading axis, and the last inverse Hessians.
@@ -47,8 +44,7 @@ def descend_all(
         sound = np.isfinite(values) & np.isfinite(slopes).all(axis=1)
         return np.where(sound, values, np.inf), np.where(sound[:, None], slopes, 0.0)
 
-    x, inverses, plain = np.clip(ravel(starts, 1), lower, upper), np.array(inverses), np.array(inverses)
-    plain *= np.eye(x.shape[1])
+    x, inverses = np.clip(ravel(starts, 1), lower, upper), np.array(inverses)
     (value, slope), fraction, left = evaluated(x, np.arange(len(x))), np.ones(len(x)), np.full(len(x), steps)
     while True:
         free = ((x > lower) | (slope < 0.0)) & ((x < upper) | (slope > 0.0))
@@ -65,11 +61,9 @@ def descend_all(
                 inverses[i] = _updated(inverses[i], at - x[i], turned - slope[i])
                 left[i] = left[i] - 1 if value[i] - new >= ENOUGH else 0
                 x[i], value[i], slope[i], fraction[i] = at, new, turned, 1.0
-            elif fraction[i] > SHORTEST:
+            else:
+                left[i] -= 1
                 fraction[i] *= np.clip(-0.5 * promised / (new - value[i] - promised), 0.1, 0.5)
-            else:  # begin anew from what was known about curvatures, once
-                left[i] = left[i] - 1 if np.any(inverses[i] != plain[i]) else 0
-                inverses[i], fraction[i] = plain[i], 1.0
 
 
 def _updated(inverse, step, turned):

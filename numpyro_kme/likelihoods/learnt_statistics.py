@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy.special import gammaincc
 
 from numpyro_kme._core import Array, checks, frozen, host, listed, numpy_function
 from numpyro_kme.kernels.base import register
@@ -245,8 +245,7 @@ class SelectedStatistics(Statistics):
 
 def cosines_of_ranks(column: np.ndarray, waves: int = 3) -> np.ndarray:
     """`cos(k pi u)` of the ranks `u` of numbers `(m,)`, between 0 and 1 and equal where these are, `(m, k)`."""
-    _, which, counts = np.unique(column, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(counts) - 0.5 * counts)[which] / len(column)
+    rank = (scipy.stats.rankdata(column) - 0.5) / len(column)
     return np.cos(np.pi * np.outer(rank, np.arange(1, waves + 1)))
 
 
@@ -259,7 +258,7 @@ def orthonormal(columns: np.ndarray) -> np.ndarray:
 def independence_p_value(a: np.ndarray, b: np.ndarray) -> float:
     """Test two sets of orthonormal functions of the same draws, `(m, k)` and `(m, l)`."""
     size = a.shape[1] * b.shape[1]
-    return float(gammaincc(0.5 * size, 0.5 * len(a) * np.sum(np.square(a.T @ b)))) if size else 1.0
+    return float(scipy.stats.chi2.sf(len(a) * np.sum(np.square(a.T @ b)), size)) if size else 1.0
 
 
 @register

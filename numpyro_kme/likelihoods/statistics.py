@@ -58,8 +58,7 @@ class StatisticsTransform:
         varies = highest / 2 - lowest / 2 > 1e-13 * np.maximum(np.abs(lowest), np.abs(highest))
         kept, constant = tuple(np.flatnonzero(varies).tolist()), np.flatnonzero(~varies).tolist()
         checks.require(
-            bool(kept),
-            f"All {x.shape[1]} statistics are constant over the {len(x)} simulations: check the simulator.",
+            bool(kept), f"All {x.shape[1]} statistics are constant over the {len(x)} simulations: check the simulator."
         )
         if constant:
             checks.warn(f"Statistics {constant} are constant over the simulations and are left out.")

@@ -283,9 +283,8 @@ class StandardErrors:
     ) -> "StandardErrors":
         """From log ratios of other likelihoods to that of the draws, `(h, n)`, and the latents, `(n, k)`."""
         logs = np.logaddexp.reduce(log_ratios, axis=1) - np.log(len(latents))
-        bare = cls(
-            np.exp(log_ratios - logs[:, None]) / len(latents), logs, np.array(shares), effective_size, np.zeros(2)
-        )
+        weights = np.exp(log_ratios - logs[:, None]) / len(latents)
+        bare = cls(weights, logs, np.array(shares), effective_size, np.zeros(2))
         varies = deviations(latents) > 0.0
         return replace(bare, typical=bare._squares(latents[:, varies]).mean(axis=1)) if varies.any() else bare
 
