@@ -59,11 +59,10 @@ class KELFI(SimulationEngine[LearntPosterior]):
         num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
             `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
-            draws if the first round's proposal is about as wide as the prior, or more calls along plates are observed
-            than there are numbers to infer, and half of its simulations move the posterior little. It makes one
-            round for `simulations` that are given, for a `store`, for other forms than the default, for fewer than 100
-            simulations, and for such plates along which parameters or covariates vary. Where statistics are learnt,
-            each round has at least 150 simulations.
+            draws if the first round's proposal is about as wide as the prior, and half of its simulations move the
+            posterior little. It makes one round for `simulations` that are given, for a `store`, for other forms than
+            the default, for fewer than 100 simulations, and where parameters or covariates vary along plates with more
+            calls than there are numbers to infer. Where statistics are learnt, each round has at least 150 simulations.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
             the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
@@ -210,8 +209,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
         problem = self._checked(Problem.read(self.model, *args, **kwargs))
         sites, chosen = problem.simulators.values(), self.num_rounds is None
         numbers = sum(latent.value.size for latent in problem.latents.values())
-        calls = max(1.0, sum(site.mask.size for site in sites) / numbers)  # along plates, for each number to infer
-        varying = calls > 1.0 and not all(site.alike for site in sites)
+        varying = sum(site.mask.size for site in sites) > numbers and not all(site.alike for site in sites)
         number = 1 if chosen and varying else self.resolved_rounds
         first, *later = np.bincount(np.arange(self.num_simulations) % number).tolist()  # as equal as can be
         simulations = self.plan.simulate(simulate_key, problem, first)
@@ -221,10 +219,9 @@ class KELFI(SimulationEngine[LearntPosterior]):
         drawn, proposal = learnt.draw(sample_key, problem), self.proposal or FromPosterior()
         for number, size in enumerate(later, 1):
             choose_key, run_key, power_key, draw_key = split(child(rounds_key, number), 4)
-            # slopes are learnt from parameters that differ by as much as one of several calls tells
-            power = proposal.power / calls
+            power = proposal.power
             draws = drawn.latents if power == 1.0 else learnt.draw(power_key, problem, power).latents
-            wide = chosen and number == 1 and (calls > 1.0 or not is_narrow(draws, simulations.latents))
+            wide = chosen and number == 1 and not is_narrow(draws, simulations.latents)
             if stays := wide and is_sure(learnt.with_halves(fit_key).standard_errors(problem, drawn), drawn.latents):
                 further = self.plan.simulate(run_key, problem, sum(later))
             else:

@@ -60,8 +60,7 @@ class FromPosterior(Proposal):
     r"""Simulate at draws from the power posterior $p(\theta) q(y \mid \theta)^t$ of the last round.
 
     With the power `t = 1/2` they reach about 1.4 times as far as the posterior, so that the likelihood is learnt around
-    it too, and a posterior that a round got too narrow is put right by the next. Where `n` calls along plates tell of
-    `p < n` numbers, the power is `t p / n`: slopes are learnt from parameters that differ by as much as one call tells.
+    it too, and a posterior that a round got too narrow is put right by the next.
 
     Args:
         power: `t`, above 0 and no more than 1, which is the posterior itself.

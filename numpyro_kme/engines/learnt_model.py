@@ -90,9 +90,8 @@ class LearntModel(Recomputed):
         """Log likelihood of all calls that count, each to the power of its scale, `(n,)`, at coordinates
         `{site: (n, *groups, D)}`; one zero if none does."""
         total = np.zeros(1)
-        for name, prepared in self._prepared.items():
-            site = self.problem.simulators[name]
-            total = total + prepared.total(z[name], site.mask, site.scale, len(site.fn.batch_shape))
+        for name, (prepared, *counting) in self._different.items():
+            total = total + prepared.total(z[name], *counting)
         return total
 
     def pointwise(self, latents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -108,6 +107,22 @@ class LearntModel(Recomputed):
     @cached_property
     def _rest(self) -> Program:
         return Program(jax.vmap(self.rest.evaluate), thorough=True)
+
+    @cached_property
+    def _different(self) -> dict[str, tuple[PreparedLikelihood, Any, Any, int]]:
+        """The likelihood of each site, with the mask, the scale and the number of plates that its total takes; where
+        all calls have the same parameters, of each different output once, to the power of its number."""
+        found = {}
+        for name, prepared in self._prepared.items():
+            site, observed = self.problem.simulators[name], np.asarray(self.problem.observations[name])
+            found[name] = prepared, site.mask, site.scale, len(site.fn.batch_shape)
+            if prod(site.simulator.groups) == 1 == np.size(site.scale) and site.simulator.bounds is None:
+                counted = observed[np.broadcast_to(site.mask, site.simulator.batch_shape)]
+                outputs, number = np.unique(counted, axis=0, return_counts=True)
+                if len(outputs) < len(counted):
+                    once = prepare(self.likelihoods[name], outputs).brief()
+                    found[name] = once, True, np.ravel(site.scale) * number, 1
+        return found
 
     @cached_property
     def _prepared(self) -> dict[str, PreparedLikelihood]:
