@@ -112,7 +112,7 @@ class LearntModel(Recomputed):
     def _different(self) -> dict[str, tuple[PreparedLikelihood, Any, Any, int]]:
         """The likelihood of each site, with the mask, the scale and the number of plates that its total takes; where
         all calls have the same parameters, of each different output once, to the power of its number."""
-        found = {}
+        found: dict[str, tuple[PreparedLikelihood, Any, Any, int]] = {}
         for name, prepared in self._prepared.items():
             site, observed = self.problem.simulators[name], np.asarray(self.problem.observations[name])
             found[name] = prepared, site.mask, site.scale, len(site.fn.batch_shape)

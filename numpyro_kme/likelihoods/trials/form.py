@@ -119,7 +119,7 @@ class Entries:
     def agree(self, y: Any, xp: Any = jnp) -> Any:
         """Tell which joint categories trials `(..., n)` may have, `(..., C)`: one, none that a simulation has, or all
         that agree with what was observed, where NaN is what was not."""
-        unknown = xp.isnan(y) & ~np.array([np.isnan(atoms).any() for atoms in self.atoms])
+        unknown = xp.isnan(y) & ~xp.stack([xp.isnan(xp.asarray(atoms)).any() for atoms in self.atoms])
         return xp.all((self.codes(y, xp)[..., None, :] == self.categories) | unknown[..., None, :], axis=-1)
 
     def others(self, category: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
