@@ -42,11 +42,9 @@ def key(value: Any, *, several: bool = False) -> jax.Array:
     """The random key of JAX that a value is, typed or of the older kind, two or four words, in its typed form; or
     `several` typed ones, `(blocks,)`."""
     words = getattr(value, "dtype", None) == np.uint32 and np.shape(value) in ((2,), (4,))
-    require(
-        np.ndim(value) <= several if is_key(value) else words,
-        f"`rng_key` must be a random key of JAX; got {value!r:.200}. Make one with jax.random.key(0).",
-        TypeError,
-    )
+    known = np.ndim(value) <= several if is_key(value) else words
+    message = f"`rng_key` must be a random key of JAX; got {value!r:.200}. Make one with jax.random.key(0)."
+    require(known, message, TypeError)
     default = getattr(jax.config, "jax_default_prng_impl", "threefry2x32")
     kind = str(jax.random.key_impl(value)) if is_key(value) else ""
     require(

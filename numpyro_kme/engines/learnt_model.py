@@ -257,8 +257,6 @@ def as_drawn(latents, coordinates, log_posterior, log_likelihood, found: Tempere
     )
     temperatures = f"{found.num_temperatures} temperature{'s' * (found.num_temperatures > 1)}"
     how = f"{size} particles, {found.num_evaluations} evaluations, {found.acceptance:.0%} of the last moves accepted"
-    info = {
-        "sampler": f"tempered sequential Monte Carlo, {temperatures}, {how}",
-        "effective sample size": min(float(kept), found.effective_size),
-    }
+    sampler = f"tempered sequential Monte Carlo, {temperatures}, {how}"
+    info = {"sampler": sampler, "effective sample size": min(float(kept), found.effective_size)}
     return PosteriorDraws(latents, coordinates, log_posterior, log_likelihood, found.log_evidence, info)

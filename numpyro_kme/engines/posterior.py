@@ -214,9 +214,8 @@ class Posterior(Recomputed, Saved):
         if self.errors is not None:
             groups["standard_errors"] = {name: self._of_moments(value) for name, value in self.samples.items()}
             named["moment"], leading["standard_errors"] = ["mean", "sd"], ["moment"]
-        return arviz.to_inference_data(
-            groups, coords=named | dict(coords or {}), dims=dims, attrs=attrs, leading=leading
-        )
+        coords = named | dict(coords or {})
+        return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs=attrs, leading=leading)
 
     def summary(self) -> Any:
         """`arviz.summary` of the draws, a table of pandas, with standard errors as `mcse_mean` and `mcse_sd` where they

@@ -221,11 +221,8 @@ def noise_sensitivity(
     def moved(value):
         return (np.tensordot(weights, value, 1) - value.mean(axis=0)) / np.maximum(value.std(axis=0), 1e-300)
 
-    return NoiseSensitivity(
-        {name: moved(value.astype(np.float64)) for name, value in draws.items()},
-        change.std(axis=1),
-        effective_size(weights) / weights.shape[1],
-    )
+    shift = {name: moved(value.astype(np.float64)) for name, value in draws.items()}
+    return NoiseSensitivity(shift, change.std(axis=1), effective_size(weights) / weights.shape[1])
 
 
 @door

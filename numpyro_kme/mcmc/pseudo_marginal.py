@@ -120,15 +120,9 @@ class PseudoMarginal(MCMCKernel):
         split = jax.random.split if single else jax.vmap(jax.random.split)
         rng_key, start_key = jnp.moveaxis(split(rng_key), int(not single), 0)
         kwargs = {"simulation_rng_key": self._first_keys(jax.random.key(0)), **(model_kwargs or {})}
-        info, potential, postprocess, trace = initialize_model(
-            start_key,
-            _with_key(self._model),
-            init_strategy=self._init_strategy,
-            dynamic_args=True,
-            model_args=model_args,
-            model_kwargs=kwargs,
-            validate_grad=False,
-        )
+        given = {"model_args": model_args, "model_kwargs": kwargs, "init_strategy": self._init_strategy}
+        how = given | {"dynamic_args": True, "validate_grad": False}
+        info, potential, postprocess, trace = initialize_model(start_key, _with_key(self._model), **how)
         self._programs, self._noise_sites = (potential, postprocess), _noise_sites(trace)
         start = info.z if init_params is None else init_params
 

@@ -83,10 +83,7 @@ def explained(model: Callable, args: tuple, kwargs: Mapping):
     except Exception as error:
         if checks.is_explained(error):
             raise
-        run = (
-            f" It was run with {len(args)} positional arguments and the keyword arguments {sorted(kwargs)}; "
-            "observations and covariates are passed the way the model takes them."
-        )
+        run = f" It was run with {len(args)} positional arguments and the keyword arguments {sorted(kwargs)}."
         hints = {
             "broadcast": " Do the batch shapes of its sites fit its plates (`event_dims` of a Simulator)?",
             "size of plate": " Without data there is nothing to observe: pass at least one number along each plate.",

@@ -152,9 +152,8 @@ def witness(x: Any, y: Any, labels: Names = None, *, length_scale: Any = None, a
     usual = [max(values.std() / 3.0, 1e-300) for values in columns.values()]
     scales = np.broadcast_to(usual if length_scale is None else length_scale, len(columns))
     figure, axes = panels(len(columns), ax)
-    for axis, name, scale, more, less in zip(
-        axes, labelled(columns, labels), scales, columns.values(), others.values()
-    ):
+    shown = zip(axes, labelled(columns, labels), scales, columns.values(), others.values())
+    for axis, name, scale, more, less in shown:
         ends = np.concatenate([np.quantile(more, [0.005, 0.995]), less])
         grid = np.linspace(ends.min() - scale, ends.max() + scale, GRID)
         found = _smoothed(grid, more, scale) - _smoothed(grid, less, scale)

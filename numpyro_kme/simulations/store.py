@@ -122,10 +122,7 @@ class Store:
 
         def kept():
             known = sum(len(one.rows) for one in self.parts() if one.site == part.site)
-            return (
-                f"It keeps {known} simulations of site {part.site!r}; the {len(part.rows)} that came in last are not "
-                "in it, and those that were running are lost."
-            )
+            return f"It keeps {known} simulations of {part.site!r}; the {len(part.rows)} that came last are not in it."
 
         with self._writing(kept):
             part.save(self._file(self._number()))

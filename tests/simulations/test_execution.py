@@ -448,7 +448,7 @@ def wide(rng, theta):
 def test_a_full_disk_is_named_and_the_run_goes_on(path):
     model = model_of(wide, shape=(20_000,), dtype=float)
     bank(model, 66, store=path)
-    full = r"cannot be written: File too large. It keeps \d+ simulations .* last are not in it"
+    full = r"cannot be written: File too large. It keeps \d+ simulations .* came last are not in it"
     with small_files(1_000_000), pytest.raises(StoreError, match=full) as error:
         bank(model, 130, store=path)
     assert isinstance(error.value.__cause__, OSError)
