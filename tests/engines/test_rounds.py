@@ -162,5 +162,5 @@ def test_bad_settings_are_refused():
             kme.KELFI(narrow, 60, **settings)
     with pytest.raises(ValueError, match="power"):
         kme.FromPosterior(power=0.0)
-    with pytest.raises(ValueError, match="same model"):
+    with pytest.raises(ValueError, match="simulations of one model"):
         BANK.joined(kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)), site="other"))
