@@ -246,6 +246,8 @@ def training(
     found, number = problem.simulators[site], len(simulations)
     simulator = found.simulator
     arguments, x = found.rows(np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site]))
+    if not (simulator.ragged or engine.missing):
+        checks.sound("x", x, "Leave out the simulations that failed.")
     form = engine.form_at(site, found) or default_form(x.reshape(-1, *simulator.event_shape))
     chosen = some_calls(rng_key, number, len(arguments) // number, form.most_calls)
     arguments, draws = arguments[chosen], x.reshape(len(x), -1, *simulator.event_shape)[chosen]
