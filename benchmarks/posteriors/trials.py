@@ -4,7 +4,8 @@
 
 Each key has a data set of its own, drawn from the prior. Errors of means are in exact posterior standard deviations;
 "drift diffusion" uses 100,000 trials in all, and "negative binomial or zero-inflated" compares the evidence of two
-models with 1,000 data sets of each. Takes an hour.
+models with 1,000 data sets of each. "Eight people" have a likelihood of 100,000 trials, half of prior draws and half
+of where a first chain went, under NUTS. Takes an hour.
 """
 
 import time
@@ -193,6 +194,66 @@ def evidence(of, key):
     return {"error": logs[0] - logs[1] - (sums[0] - sums[1]), "exact": sums[0] - sums[1], "seconds": seconds}
 
 
+def people():
+    """Parameters of eight people, `(8,)` each, who share the starting point."""
+    drift = numpyro.sample("drift", NORMAL) + numpyro.sample("spread", dist.HalfNormal(0.7)) * each("v", NORMAL)
+    boundary = jnp.exp(numpyro.sample("log_boundary", dist.Normal(0.3, 0.3)) + 0.2 * each("a", NORMAL))
+    start = jnp.full(8, numpyro.sample("start", dist.Uniform(0.3, 0.7)))
+    return numpyro.deterministic("params", jnp.stack([drift, boundary, start, each("t", dist.Uniform(0.1, 0.4))]))
+
+
+def each(name, prior):
+    with numpyro.plate(f"{name} of people", 8):
+        return numpyro.sample(name, prior)
+
+
+def hierarchy(x=None):
+    params = people()[..., None]
+    with numpyro.plate("trials", 150, dim=-1), numpyro.plate("people", 8, dim=-2):
+        numpyro.sample("x", kme.Simulator(drift_diffusion.trial, *params, event_dims=0), obs=x)
+
+
+def exact_hierarchy(x):
+    params = people()[..., None]
+    numpyro.factor("x", jnp.sum(jnp.maximum(drift_diffusion.log_density(x, *params), -1e4)))
+
+
+def trials_at(key, params):
+    """150 trials `(m, 150, 2)` of each of the parameters `(m, 4)`."""
+    own = jax.random.split(key, (len(params), 150))
+    return np.asarray(jax.vmap(jax.vmap(lambda k, p: drift_diffusion.trial(k, *p), (0, None)))(own, params))
+
+
+def chain(model, key, x):
+    """Samples of NUTS."""
+    start = numpyro.infer.init_to_value(values={"t": jnp.full(8, 0.15), "drift": 0.5, "start": 0.5, "spread": 0.5})
+    mcmc = MCMC(NUTS(model, init_strategy=start), num_warmup=400, num_samples=600, progress_bar=False)
+    mcmc.run(key, x=x)
+    return jax.tree.map(np.asarray, mcmc.get_samples())
+
+
+def hierarchical(of, key):
+    """Errors of means of what eight people share, of their own parameters, and seconds."""
+    rng, m = np.random.default_rng(key), 333
+    first_key, key, own_key = jax.random.split(jax.random.key(key), 3)
+    x = trials_at(key, numpyro.infer.Predictive(people, num_samples=1)(own_key)["params"][0].T)
+    prior = [rng.normal(0.0, 1.5, m), rng.lognormal(0.3, 0.35, m), rng.uniform(0.3, 0.7, m), rng.uniform(0.1, 0.4, m)]
+    begun, params, trials, known = time.perf_counter(), np.stack(prior, axis=1), [], None
+    for own in jax.random.split(first_key):
+        trials.append(trials_at(own, params[-m:]))
+        how = {"coordinates": known and known.coordinates, "standard_errors": known is not None}
+        known = kme.fit_likelihood(np.repeat(params, 150, axis=0), np.concatenate(trials).reshape(-1, 2), **how)
+        found = chain(kme.handlers.surrogate(hierarchy, {"x": known}), own, x)
+        visited = found["params"].swapaxes(1, 2).reshape(-1, 4)
+        params = np.concatenate([params, visited[rng.choice(len(visited), m, replace=False)]])
+    seconds, true = time.perf_counter() - begun, chain(exact_hierarchy, key, x)
+    error = {n: (found[n].mean(axis=0) - v.mean(axis=0)) / v.std(axis=0) for n, v in true.items()}
+    return {"shared": [float(error[n]) for n in SHARED], "own": error["params"][[0, 1, 3]], "seconds": seconds}
+
+
+SHARED = ("drift", "spread", "log_boundary", "start")
+
+
 def main(rows, cases=(), keys=4):
     cases = tuple(cases) or tuple(CASES)
     rows.fill(measured, name=cases, key=range(keys))
@@ -211,4 +272,10 @@ def main(rows, cases=(), keys=4):
         seconds = float(np.median([row["seconds"] for row in found]))
         table = report.table(["rms error of the log Bayes factor", "seconds for both"], [[rms, seconds]])
         sections.append(("Negative binomial or zero-inflated Poisson, 120 counts, 20 data sets", table))
+        found = rows.fill(hierarchical, of=["eight people"], key=range(keys))
+        lines = [[i, *row["shared"], float(np.max(np.abs(row["own"]))), row["seconds"]] for i, row in enumerate(found)]
+        header = ["data set", *SHARED, "largest of a person's", "seconds"]
+        sections.append(
+            ("Eight people of 150 drift diffusion trials, errors of means, sd", report.table(header, lines))
+        )
     return "Trials", sections

@@ -141,6 +141,11 @@ class Repeats:
     def __len__(self) -> int:
         return len(self.first)
 
+    def reduced(self, ufunc: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """Sums, or what else `ufunc` makes, of the rows of each kind, `(d, ...)`, of values `(m, ...)`."""
+        order = np.argsort(self.kind, kind="stable")
+        return ufunc.reduceat(values[order], np.searchsorted(self.kind[order], np.arange(len(self))))
+
     def at_random(self, rng: np.random.Generator) -> np.ndarray:
         """Numbers of all rows in random order, first one of each kind, `(m,)`."""
         order = rng.permutation(len(self.kind))

@@ -158,8 +158,10 @@ class ResidualKernelMeans(Form):
             self,
         )
 
-    def standardised(self, z: np.ndarray, x: np.ndarray, transform: StatisticsTransform, starts: Any = None):
-        """Learn bounds, transformations, locations and scales of statistics.
+    def standardised(
+        self, z: np.ndarray, x: np.ndarray, transform: StatisticsTransform, starts: Any = None, ends: Any = None
+    ):
+        """Learn bounds, the `ends` of more simulations if given, transformations, locations and scales of statistics.
 
         Returns:
             Hyperparameters of the locations, from which another fit can start, the map to residuals, statistics in
@@ -170,7 +172,7 @@ class ResidualKernelMeans(Form):
         most = self.num_inducing_points or int(np.clip(len(first) // 10, 100, 400))
         at = Inputs.pivoted(z, most, rows)
         standard = (jitter_ties(x[:, list(transform.kept)]) - transform.centre) / transform.scale
-        support, bounded = fit_support_bounds(at, standard, rows, self.bounds)
+        support, bounded = fit_support_bounds(at, standard, rows, self.bounds, ends)
         scores = np.arcsinh(bounded)
         low, high = np.quantile(scores, [TAIL, 1.0 - TAIL], axis=0)
         clipped = np.sinh(np.clip(scores, low - REACH, high + REACH))

@@ -97,7 +97,17 @@ class _Line(NamedTuple):
     score: float
 
 
-def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool) -> tuple[SupportBounds, np.ndarray]:
+class Extremes(NamedTuple):
+    """The lowest and highest statistics, `(d, n)` both, at coordinates `(d, D)` that many simulations have."""
+
+    z: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def fit_support_bounds(
+    at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool, extremes: Extremes | None = None
+) -> tuple[SupportBounds, np.ndarray]:
     """Find the bounds of statistics `(m, n)`, and what takes the place of these, `(m, n)`.
 
     That is held out, so that simulations that hold a line are beyond it.
@@ -107,23 +117,30 @@ def fit_support_bounds(at: Inputs, s: np.ndarray, rows: np.ndarray, bounds: bool
         s: Statistics in robust standard deviations.
         rows: Simulations that lines are found from, and that are scored.
         bounds: Whether these, and lines in the middle, are looked for.
+        extremes: Of more simulations, which hold the lines where there are so many that the score alone decides.
     Cost: four linear programmes for each statistic, and one for each coefficient of a line that may be a bound.
     """
+    n = s.shape[1]
     if not bounds or len(rows) < FEWEST * (at.dim + 1):
-        n = s.shape[1]
         return SupportBounds(np.zeros(n), np.zeros((n, 2 * at.dim)), np.ones(n), np.zeros(n)), s
-    coefficients, width, side, statistics, _ = zip(*host.in_parallel(partial(_best_line, at, rows), s.T))
+    single = [Extremes(extremes.z, *ends) for ends in zip(extremes.low.T, extremes.high.T)] if extremes else [None] * n
+    found = host.in_parallel(partial(_best_line, at, rows), zip(s.T, single, strict=True))
+    coefficients, width, side, statistics, _ = zip(*found)
     lines = np.array(coefficients)
     return SupportBounds(lines[:, 0], lines[:, 1:], np.array(width), np.array(side)), np.stack(statistics, axis=1)
 
 
-def _best_line(at: Inputs, rows: np.ndarray, s: np.ndarray) -> _Line:
+def _best_line(at: Inputs, rows: np.ndarray, pair: tuple[np.ndarray, Extremes | None]) -> _Line:
     """The line that is worth it, of none, the bounds of a statistic and one in its middle."""
-    columns = np.concatenate([np.ones((len(at), 1)), at.features], axis=1)
+    (s, extremes), columns = pair, _columns(at.features)
     kinds = np.split(np.arange(1, columns.shape[1]), 2)  # normal, uniform
-    lines = [_bound(at, columns, s, rows, np.append(0, some), side) for some in kinds for side in (1.0, -1.0)]
+    lines = [_bound(at, columns, s, rows, extremes, np.append(0, some), end) for some in kinds for end in (1.0, -1.0)]
     none = _Line(np.zeros(columns.shape[1]), 1.0, 0.0, s, _score(at, s, rows))
     return max(filter(None, [none, *lines, _middle(at, columns, s, rows)]), key=attrgetter("score"))
+
+
+def _columns(some: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.ones((len(some), 1)), some], axis=1)
 
 
 def _line(at, rows, coefficients, width, side, gaps, worth):
@@ -133,20 +150,23 @@ def _line(at, rows, coefficients, width, side, gaps, worth):
     return _Line(coefficients, width, side, statistic, score - worth)
 
 
-def _bound(at, columns, column, rows, some, side) -> _Line | None:
-    """The bound of a statistic by a line in some columns, if simulations crowd at it."""
+def _bound(at, columns, column, rows, extremes, some, side) -> _Line | None:
+    """The bound of a statistic by a line in some columns, if simulations crowd at it, or its extremes are known."""
     used, s = columns[np.ix_(rows, some)], side * column[rows]
+    if extremes:
+        used, s = _columns(features(extremes.z))[:, some], extremes.low if side > 0.0 else -extremes.high
     found = lower_line(used, s)
     gaps = s - used @ found
     # A line that moves by a smaller fraction of the median gap than this is an end of the statistic, which a marginal
     # transformation serves; there is none to NaN
-    if not np.std(used @ found) >= 0.1 * np.median(gaps) or not _crowded(gaps, len(some)):
+    if not np.std(used @ found) >= 0.1 * np.median(gaps) or not (extremes or _crowded(gaps, len(some))):
         return None
     held = np.flatnonzero(gaps < TOUCHING)  # only these hold the line
     beyond = [s[i] - used[i] @ lower_line(np.delete(used, i, axis=0), np.delete(s, i)) for i in held]
     width = max(-np.median(beyond), NARROWEST)
     gaps = side * column - columns[:, some] @ found
-    gaps[rows[held]] = beyond
+    if not extremes:
+        gaps[rows[held]] = beyond
     coefficients = np.zeros(columns.shape[1])
     coefficients[some] = side * found
     coefficients[0] += side * width

@@ -250,22 +250,20 @@ class Sample:
     """Values `(m,)` at coordinates `(m, D)`, those of the same coordinates together: `z` `(d, D)`, and how many."""
 
     def __init__(self, z: np.ndarray, v: np.ndarray):
-        repeats = Repeats.of(z)
-        self.z, self.number = z[repeats.first], np.bincount(repeats.kind).astype(float)
+        self.repeats, self.v = Repeats.of(z), v
+        self.z, self.number = z[self.repeats.first], np.bincount(self.repeats.kind).astype(float)
         self.different, which = np.unique(v, return_inverse=True)
         size = len(self.z) * len(self.different)
         self.counts: np.ndarray | None = None
         if size < 10 * len(v):
-            cells = np.bincount(repeats.kind * len(self.different) + which, minlength=size)
+            cells = np.bincount(self.repeats.kind * len(self.different) + which, minlength=size)
             self.counts = cells.reshape(len(self.z), -1).astype(float)
-        order = np.argsort(repeats.kind, kind="stable")
-        self.sorted, self.first = v[order], (np.cumsum(self.number) - self.number).astype(int)
 
     def sums(self, values: Values) -> np.ndarray:
         """Sums of features, `(d, b)`: of the different values where many are the same."""
         if self.counts is not None:
             return self.counts @ values(self.different, np)
-        return np.add.reduceat(values(self.sorted, np), self.first)
+        return self.repeats.reduced(np.add, values(self.v, np))
 
 
 def fit_family(
@@ -298,14 +296,12 @@ def _search(sample: Sample, make: Callable[[float], Values]) -> tuple[Values, Co
     @cache
     def of_width(width):
         values = make(width)
-        return values, sample.sums(values), np.mean(values.log_h(sample.sorted, np))
+        return values, sample.sums(values), np.mean(values.log_h(sample.v, np))
 
     @cache
     def attempt(width, amplitude, length):
-        (values, sums, log_h), basis = (
-            of_width(width),
-            CoordinateFeatures(points, np.array(amplitude), np.array(length)),
-        )
+        values, sums, log_h = of_width(width)
+        basis = CoordinateFeatures(points, np.array(amplitude), np.array(length))
         table, log_weights = values.at_nodes()
         weights = maximise(basis(sample.z[kept]), sample.number[kept], sums[kept], table, log_weights, None, LOOSE)
         theta = basis(sample.z[held]) @ weights

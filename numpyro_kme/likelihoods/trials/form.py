@@ -28,7 +28,9 @@ from numpyro_kme._core import (
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, Repeats, warn_if_out_of_distribution
-from numpyro_kme.likelihoods.residual.form import SMALL, ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.decorrelation import WORTH
+from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.support import Extremes
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, Standardisation
 from numpyro_kme.likelihoods.statistics import StatisticsTransform, is_lattice
 from numpyro_kme.likelihoods.trials.family import NODES, ExponentialFamily, Values, added, fit_family
@@ -260,15 +262,19 @@ class KernelExponentialFamily(Form):
             u = standardisation(standard, z, np)[0] if standardisation else standard
             families = _chain(before, u, learnt.families)
             return replace(learnt, counted=tuple(counted), families=families)
-        some, transform = Repeats.of(z).at_random(np.random.default_rng(0))[: self.subset], StatisticsTransform.fit(x)
-        standardisation = ResidualKernelMeans().standardised(z[some], x[some], transform)[1]
+        transform, repeats = StatisticsTransform.fit(x), Repeats.of(z)
         standard = (x - transform.centre) / transform.scale
+        ends = (z[repeats.first], repeats.reduced(np.minimum, standard), repeats.reduced(np.maximum, standard))
+        extremes = Extremes(*(end[: self.subset] for end in ends))
+        some = repeats.at_random(np.random.default_rng(0))[: self.subset]
+        standardisation = ResidualKernelMeans().standardised(z[some], x[some], transform, ends=extremes)[1]
         u, log_slope = standardisation(standard, z, np)
         families, plain = _chain(before, u), _chain(before, standard)
         gained = np.mean(np.sum(log_slope, axis=1)) + sum(
             float(f.score) - float(g.score) for f, g in zip(families, plain)
         )
-        if gained < -SMALL:  # as numbers whose ends do not move
+        moves = np.any(standardisation.support.side)
+        if gained < -WORTH and not moves:  # as numbers whose ends do not move; scores hardly see slopes
             families, standardisation = plain, None
         place = np.asarray(transform.centre), np.asarray(transform.scale)
         return Given(tuple(counted), *place, standardisation, families, counts, numbers)
