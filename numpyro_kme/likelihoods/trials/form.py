@@ -135,14 +135,12 @@ class Given:
     """Counts and numbers given a category.
 
     Attributes:
-        counted: Of each count, given those before.
         centre, scale: Of the numbers, `(q,)`.
         standardisation: The map from numbers to residuals; None where they are learnt as they are.
-        families: Of each residual, given the counts and the residuals before.
+        families: Of each count, and of each residual, given those before.
         counts, numbers: Which entries these are (static).
     """
 
-    counted: tuple[ExponentialFamily, ...]
     centre: Array
     scale: Array
     standardisation: Standardisation | None
@@ -150,23 +148,37 @@ class Given:
     counts: tuple[int, ...] = field(metadata=dict(static=True))
     numbers: tuple[int, ...] = field(metadata=dict(static=True))
 
+    def values(self, y: Any, z: Any, xp: Any) -> tuple[list[Any], Any]:
+        """Counts and residuals, `(...)` each, of trials `(..., n)` at points `(..., D)`, and the log of the derivative
+        of the residuals."""
+        found = [y[..., i] for i in self.counts]
+        if not self.numbers:
+            return found, 0.0
+        u, log_slope = (y[..., np.array(self.numbers)] - self.centre) / self.scale, -xp.log(xp.asarray(self.scale))
+        if self.standardisation is not None:
+            u, of_residuals = self.standardisation(u, z, xp)
+            log_slope = log_slope + of_residuals
+        return found + [u[..., i] for i in range(len(self.numbers))], xp.sum(log_slope, axis=-1)
+
     def log_density(self, y: Any, z: Any, xp: Any) -> Any:
         """`sum_i log p(v_i | c, z, v_<i)` of trials `(..., n)` at points `(..., D)`."""
-        total, before = 0.0, z
-        for family, entry in zip(self.counted, self.counts):
-            total = total + family.log_density(y[..., entry], before, xp)
-            before = joined(before, family.values.score(y[..., entry], xp), xp)
-        if not self.numbers:
-            return total
-        u = (y[..., np.array(self.numbers)] - self.centre) / self.scale
-        total = total - xp.sum(xp.log(xp.asarray(self.scale)))
-        if self.standardisation is not None:
-            u, log_slope = self.standardisation(u, z, xp)
-            total = total + xp.sum(log_slope, axis=-1)
-        for i, family in enumerate(self.families):
-            total = total + family.log_density(u[..., i], before, xp)
-            before = joined(before, family.values.score(u[..., i], xp), xp)
+        values, total = self.values(y, z, xp)
+        for family, v in zip(self.families, values):
+            total, z = total + family.log_density(v, z, xp), joined(z, family.values.score(v, xp), xp)
         return total
+
+    def fit(self, z: np.ndarray, x: np.ndarray) -> "Given":
+        """Learn from trials `(m, n)` at `(m, D)`, with the hyperparameters of the families, if any."""
+        families: list[ExponentialFamily] = []
+        for i, v in enumerate(self.values(x, z, np)[0]):
+            make = partial(Values.of_counts if i < len(self.counts) else Values.of_numbers, v)
+            families.append(fit_family(z, v, make, self.families[i] if self.families else None))
+            z = joined(z, families[-1].values.score(v, np), np)
+        return replace(self, families=tuple(families))
+
+    def score(self, z: np.ndarray, x: np.ndarray) -> float:
+        """Mean held-out log density of the trials it was learnt from."""
+        return np.mean(self.values(x, z, np)[1]) + sum(float(family.score) for family in self.families)
 
 
 def joined(z: Any, value: Any, xp: Any) -> Any:
@@ -239,56 +251,31 @@ class KernelExponentialFamily(Form):
             choice = fit_family(z, category.astype(float), make, choice)
         given: list[Any] = list(learnt.given) if learnt else [None] * len(entries.members)
         for number, some in enumerate(entries.members):
-            rows = np.isin(category, some)
+            rows, known = np.isin(category, some), given[number]
             if rows.sum() >= MIN_SIMULATIONS:
-                given[number] = self._given(z[rows], x[rows], *entries.others(some[0]), given[number])
+                own = z[rows], x[rows]
+                given[number] = known.fit(*own) if known else self._given(*own, *entries.others(some[0]))
         ends = np.asarray(transform.forward(np.stack([filled.min(axis=0), filled.max(axis=0)])))
         region = Region.of(z, np.ones(z.shape[1]))
         return TrialsSurrogate(transform, region, entries, choice, tuple(given), ends, z, x, self)
 
-    def _given(self, z, x, counts, numbers, learnt: Given | None) -> Given:
+    def _given(self, z, x, counts, numbers) -> Given:
         """Learn counts and numbers of trials `(m, n)` of one category."""
-        before, counted = z, []
-        for i, entry in enumerate(counts):
-            make, known = partial(Values.of_counts, x[:, entry]), learnt.counted[i] if learnt else None
-            counted.append(fit_family(before, x[:, entry], make, known))
-            before = joined(before, counted[-1].values.score(x[:, entry], np), np)
-        numbers = learnt.numbers if learnt else tuple(i for i in numbers if np.ptp(x[:, i]) > 0.0)
+        numbers = tuple(i for i in numbers if np.ptp(x[:, i]) > 0.0)
         if not numbers:
-            return Given(tuple(counted), np.zeros(0), np.ones(0), None, (), counts, ())
-        x = x[:, list(numbers)]
-        if learnt:
-            standard, standardisation = (x - learnt.centre) / learnt.scale, learnt.standardisation
-            u = standardisation(standard, z, np)[0] if standardisation else standard
-            families = _chain(before, u, learnt.families)
-            return replace(learnt, counted=tuple(counted), families=families)
-        transform, repeats = StatisticsTransform.fit(x), Repeats.of(z)
-        standard = (x - transform.centre) / transform.scale
-        ends = (z[repeats.first], repeats.reduced(np.minimum, standard), repeats.reduced(np.maximum, standard))
-        extremes = Extremes(*(end[: self.subset] for end in ends))
+            return Given(np.zeros(0), np.ones(0), None, (), counts, ()).fit(z, x)
+        own, repeats = x[:, list(numbers)], Repeats.of(z)
+        transform = StatisticsTransform.fit(own)
+        centre, scale = np.asarray(transform.centre), np.asarray(transform.scale)
+        ends = (repeats.reduced(end, (own - centre) / scale) for end in (np.minimum, np.maximum))
+        extremes = Extremes(*(end[: self.subset] for end in (z[repeats.first], *ends)))
         some = repeats.at_random(np.random.default_rng(0))[: self.subset]
-        standardisation = ResidualKernelMeans().standardised(z[some], x[some], transform, ends=extremes)[1]
-        u, log_slope = standardisation(standard, z, np)
-        families, plain = _chain(before, u), _chain(before, standard)
-        gained = np.mean(np.sum(log_slope, axis=1)) + sum(
-            float(f.score) - float(g.score) for f, g in zip(families, plain)
-        )
-        moves = np.any(standardisation.support.side)
-        if gained < -WORTH and not moves:  # as numbers whose ends do not move; scores hardly see slopes
-            families, standardisation = plain, None
-        place = np.asarray(transform.centre), np.asarray(transform.scale)
-        return Given(tuple(counted), *place, standardisation, families, counts, numbers)
-
-
-def _chain(
-    before: np.ndarray, u: np.ndarray, learnt: Sequence[ExponentialFamily] = ()
-) -> tuple[ExponentialFamily, ...]:
-    """The families of numbers `(m, q)`, one after another, given coordinates `(m, D)` and those before."""
-    families: list[ExponentialFamily] = []
-    for i, v in enumerate(u.T):
-        families.append(fit_family(before, v, partial(Values.of_numbers, v), learnt[i] if learnt else None))
-        before = joined(before, families[-1].values.score(v, np), np)
-    return tuple(families)
+        standardisation = ResidualKernelMeans().standardised(z[some], own[some], transform, ends=extremes)[1]
+        mapped = Given(centre, scale, standardisation, (), counts, numbers).fit(z, x)
+        if np.any(standardisation.support.side):
+            return mapped
+        plain = Given(centre, scale, None, (), counts, numbers).fit(z, x)  # as numbers whose ends do not move
+        return plain if plain.score(z, x) > mapped.score(z, x) + WORTH else mapped  # scores hardly see slopes
 
 
 @register
@@ -382,7 +369,7 @@ class TrialsSurrogate(Surrogate):
         """Report what was learnt: text, and numbers."""
         counts, numbers = self.entries.counts, self.entries.numbers
         label = lambda some: ", ".join(map(self.transform.label, some)) or "none"  # noqa: E731
-        families = [family for given in self.given for family in (*given.counted, *given.families)]
+        families = [family for given in self.given for family in given.families]
         families += [self.choice] if self.choice else []
         told = {
             "form": "kernel conditional exponential family of trials, an extension of Hsu and Ramos (2019)",
