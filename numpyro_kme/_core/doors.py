@@ -20,11 +20,16 @@ C = TypeVar("C")
 
 
 def door(function: Callable[Given, Found]) -> Callable[Given, Found]:
-    """Name the argument that is of another kind than its annotation says, where `function` raises an error that is not
-    explained; a decorator. What succeeds is not looked at, and errors of what users wrote stay as they are."""
+    """Require that `rng_key` is a random key, and name the argument that is of another kind than its annotation says
+    where `function` raises an error that is not explained; a decorator. What else succeeds is not looked at, and errors
+    of what users wrote stay as they are. Fields of a class may hold several keys."""
+    names = () if function.__name__ == "__init__" else tuple(inspect.signature(function).parameters)
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Found:
+        given = dict(zip(names, args)) | kwargs
+        if "rng_key" in given:
+            checks.key(given["rng_key"])
         try:
             return function(*args, **kwargs)
         except Exception as error:

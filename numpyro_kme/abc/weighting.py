@@ -271,7 +271,6 @@ def recursive_abc_step(
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
     checks.concrete(rng_key=rng_key, theta=theta, x=x, observed=observed)
-    checks.key(rng_key)
     checks.table("theta", theta, min_rows=2)
     checks.whole("number", number, 1)
     checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")

@@ -180,7 +180,6 @@ def calibrate(
         ValueError: If the model does not take what it observes as arguments, or has a factor, from which no data can be
             drawn; or if the engine serves one observation alone.
     """
-    checks.key(rng_key)
     checks.whole("num_datasets", num_datasets, 2)
     checks.whole("num_draws", num_draws, 1)
     problem = problem_of(engine.posterior)

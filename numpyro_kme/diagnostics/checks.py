@@ -243,7 +243,6 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     Raises:
         ValueError: As `calibrate`.
     """
-    checks.key(rng_key)
     posterior = engine.posterior
     problem, simulations = problem_of(posterior), simulations_of(posterior)
     predictive_key, calibrate_key = split(rng_key)

@@ -100,7 +100,6 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     Raises:
         SimulationError: If all fail.
     """
-    checks.key(rng_key)
     checks.whole("num_draws", num_draws, 1)
     given, posterior = posterior, posterior_of(posterior)
     problem, samples = problem_of(posterior), posterior.samples

@@ -44,7 +44,6 @@ def mmd_test(
     Cost: `(n + m)^2` kernel evaluations, kept, and one matrix product a permutation.
     References: Gretton et al. (2012), JMLR 13.
     """
-    checks.key(rng_key)
     checks.whole("num_permutations", num_permutations, 1)
     n, m = _sizes(x, y, kernel=kernel)
     checks.require(min(n, m) >= 2, f"`x` and `y` must have at least 2 points each; got {n} and {m}.")
@@ -101,7 +100,6 @@ def hsic_test(
     Cost: `2 n^2` kernel evaluations, kept, and `n^2` operations a permutation.
     References: Gretton et al. (2008), NIPS.
     """
-    checks.key(rng_key)
     _require_pairs(kernel_x, kernel_y, x, y)
     checks.whole("num_permutations", num_permutations, 1)
     rng, centred, gram = numpy_rng(rng_key), _centred(np.asarray(kernel_x.gram(x))), np.asarray(kernel_y.gram(y))

@@ -224,7 +224,6 @@ class NormalMixture(Measure):
     @numpy_function
     def sample(self, rng_key, n):
         """Independent draws."""
-        checks.key(rng_key)
         rng = numpy_rng(rng_key)
         which = rng.choice(len(self.weights), n, p=self.weights / self.weights.sum())
         noise = rng.standard_normal((n, self.dim))

@@ -171,7 +171,6 @@ def choose_by_prediction(
 def _least_over_folds(rng_key, x, y, settings, num_folds, tolerance, error) -> ChosenSettings:
     """Sum the errors `error(candidate, features of x, of y, fold)` over random folds."""
     checks.concrete(rng_key=rng_key, x=x, y=y)
-    checks.key(rng_key)
     n = num_pairs(x, y)
     checks.whole("num_folds", num_folds, 2)
     checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")

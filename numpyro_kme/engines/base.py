@@ -107,7 +107,6 @@ class Engine(abc.ABC, Generic[P]):
             *args: Positional arguments of the model.
             **kwargs: Keyword arguments of the model.
         """
-        checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         with outputs.unchanged(), checks.each_once():
             self._found = self._settings()._infer(rng_key, args, kwargs)
@@ -124,7 +123,6 @@ class Engine(abc.ABC, Generic[P]):
         Raises:
             ValueError: If the arguments change the prior or a simulator.
         """
-        checks.key(rng_key)
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
         return self._settings()._condition(rng_key, args, kwargs, self.method)
 
@@ -149,7 +147,6 @@ class Engine(abc.ABC, Generic[P]):
         Warns:
             UserWarning: If the engine refused observations, or warned of them.
         """
-        checks.key(rng_key)
         checks.concrete(rng_key=rng_key, observations=observations)
         given = [{**kwargs, **one} for one in rows_of(observations, kwargs)]
         outcomes = each_outcome(self, rng_key, args, given)

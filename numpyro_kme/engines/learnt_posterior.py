@@ -158,7 +158,6 @@ class LearntPosterior(Posterior):
             ValueError: If the coordinates do not determine the latents, or other likelihoods stand beside the
                 simulator.
         """
-        checks.key(rng_key)
         posterior = self.in_coordinates
         kernel = posterior.herding_kernel()
         candidates = np.asarray(posterior.weighted_particles(rng_key, max(4096, num_samples)).particles)

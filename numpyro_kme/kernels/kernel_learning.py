@@ -126,7 +126,6 @@ def learn_length_scale(rng_key: jax.Array, x: ArrayLike, *, num_landmarks: int =
             learnt (`python -m benchmarks kernel_learning`).
     References: Flaxman et al. (2016), UAI.
     """
-    checks.key(rng_key)
     checks.table("x", x, min_rows=2)
     table = np.asarray(x, np.float64)
     table = table - table.mean(axis=0)
@@ -176,7 +175,6 @@ def farthest_point_design(rng_key: jax.Array, x: ArrayLike, number: int) -> np.n
     Cost: `n number` distances.
     References: Gonzalez (1985), Theoretical Computer Science 38.
     """
-    checks.key(rng_key)
     checks.table("x", x)
     checks.whole("number", number, 1)
     x = np.asarray(x)

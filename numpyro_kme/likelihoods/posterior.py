@@ -116,7 +116,6 @@ class KernelMeansPosterior:
 
     def weighted_particles(self, rng_key: jax.Array, n: int) -> WeightedParticles:
         """Particles that cover the posterior, with signed weights, by adaptive importance sampling."""
-        checks.key(rng_key)
         return adaptive_importance_sampling(rng_key, self.likelihood, self.measure, n)
 
     @cached_property

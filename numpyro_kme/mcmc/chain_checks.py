@@ -209,7 +209,6 @@ def noise_sensitivity(
         ValueError: If `num_keys` is not positive.
         NotImplementedError: For `FreshNoise`, which has no noise of its own to keep.
     """
-    checks.key(rng_key)
     checks.whole("num_keys", num_keys, 1)
     draws = {name: np.asarray(value) for name, value in samples.items()}
     own = _score(model, draws, args, kwargs)
@@ -249,7 +248,6 @@ def log_estimate_sd(
         UserWarning: Above 2, with what helps.
     References: Doucet, Pitt, Deligiannidis and Kohn (2015), Biometrika 102.
     """
-    checks.key(rng_key)
     checks.whole("num_keys", num_keys, 2)
     checks.whole("num_draws", num_draws, 1)
     draws = _evenly_spaced(samples, num_draws)

@@ -139,7 +139,6 @@ class Coordinates:
         Raises:
             ValueError: If no argument depends on a latent, or arguments of prior draws are not finite.
         """
-        checks.key(rng_key)
         site = problem.site(site, "by `site=`")
         draws = problem.draw(rng_key, num_draws)
         table = draws.arguments[site].reshape(-1, draws.arguments[site].shape[-1])
