@@ -20,6 +20,7 @@ from numpyro_kme.engines.posteriors import Outcome, Posteriors, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
+from numpyro_kme.kernels.low_rank import TOLERANCE
 from numpyro_kme.likelihoods.success import Success, fit_success
 from numpyro_kme.models import outputs
 from numpyro_kme.models.coordinates import Coordinates
@@ -212,6 +213,9 @@ class SimulationEngine(Engine[P]):
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`.
     """
 
+    positive: ClassVar[tuple[str, ...]] = ()
+    """Names of settings that are positive numbers where they are given."""
+
     num_simulations: int = 1000
     _: KW_ONLY
     num_samples: int = 1000
@@ -225,6 +229,9 @@ class SimulationEngine(Engine[P]):
     def check_settings(self):  # noqa: D102
         super().check_settings()
         checks.whole("num_samples", self.num_samples, 1)
+        for name in self.positive:
+            if getattr(self, name) is not None:
+                checks.positive_number(name, getattr(self, name))
         self.plan  # noqa: B018 (raises an error for settings that it does not take)
 
     def _checked(self, problem: Problem) -> Problem:
@@ -247,6 +254,30 @@ class SimulationEngine(Engine[P]):
 
     def _condition(self, rng_key, args, kwargs, method):
         return method.posterior(rng_key, self._checked(observed_anew(method.problem, args, kwargs)))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class KernelEngine(SimulationEngine[P]):
+    """Base of the engines with a kernel on outputs of the simulator.
+
+    Args:
+        kernel: The kernel, or a rule that makes one.
+        length_scale: Rule for the kernel that is chosen when `kernel` is left out.
+        regularisation: Of the regression on outputs.
+        tolerance: Of the low-rank factor of the Gram matrix.
+    """
+
+    positive: ClassVar[tuple[str, ...]] = ("regularisation", "tolerance")
+
+    kernel: Kernel | KernelRule | None = None
+    length_scale: LengthScaleRule | None = None
+    regularisation: float | None = None
+    tolerance: float | None = TOLERANCE
+
+    def check_settings(self):  # noqa: D102
+        super().check_settings()
+        what = "a kernel, such as Gaussian(length_scale), or a rule that makes one, such as EmpiricalMeasureRule()"
+        check_rule(self.length_scale, self.kernel, "kernel", Kernel | KernelRule, what)
 
 
 def each_outcome(
@@ -297,21 +328,6 @@ def check_rule(rule: LengthScaleRule | None, given: Any, name: str, kind: Any, w
     checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
     checks.require(given is None or rule is None, f"Give `{name}` or `length_scale`, not both.")
     checks.instance(name, given, kind | None, what)
-
-
-def check_weighting(engine: Any, **positive: float | None) -> None:
-    """Check the settings of engines that weight simulations: their number, and numbers that are positive if given."""
-    checks.instance("regression_adjustment", engine.regression_adjustment, bool, "True or False")
-    checks.whole("num_simulations", engine.num_simulations, 20, " Thousands are usual.")
-    for name, value in positive.items():
-        if value is not None:
-            checks.positive_number(name, value)
-
-
-def check_kernel(kernel: Any, rule: LengthScaleRule | None) -> None:
-    """Check that a kernel on data is one, or a rule that makes one."""
-    what = "a kernel, such as Gaussian(length_scale), or a rule that makes one, such as EmpiricalMeasureRule()"
-    check_rule(rule, kernel, "kernel", Kernel | KernelRule, what)
 
 
 def posterior_of(found: Engine | Posterior) -> Posterior:

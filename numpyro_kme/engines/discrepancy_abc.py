@@ -11,16 +11,16 @@ from numpyro_kme._core import checks, frozen
 from numpyro_kme.abc import weighting
 from numpyro_kme.abc.discrepancies import Discrepancy, check_discrepancy, discrepancies_to, dissimilarities
 from numpyro_kme.embeddings.mmd import Estimator, Quadratic
-from numpyro_kme.engines.base import SimulationEngine, check_rule, check_weighting
+from numpyro_kme.engines.base import check_rule
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import WeightedPosterior, WeightingMethod
+from numpyro_kme.engines.weighting import WeightingEngine, WeightingMethod
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, mad_or_sd
 from numpyro_kme.losses.base import Loss
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class K2ABC(SimulationEngine[WeightedPosterior]):
+class K2ABC(WeightingEngine):
     r"""K2-ABC: simulations from the prior weighted by how close their data sets are to the observed one.
 
     $w_i \propto \exp\big(-\widehat{\mathrm{MMD}}^2(x_i, y) / \epsilon\big)$, with data sets of draws in any order, and
@@ -56,15 +56,14 @@ class K2ABC(SimulationEngine[WeightedPosterior]):
 
     paper = "park2016k2abc"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
+    positive = ("epsilon",)
 
     estimator: Estimator | None = None
     length_scale: LengthScaleRule | None = None
     epsilon: float | None = None
-    regression_adjustment: bool = False
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self, epsilon=self.epsilon)
         check_rule(self.length_scale, self.estimator, "estimator", Estimator, "an estimator, such as Quadratic(kernel)")
 
     def _fit(self, rng_key, problem, simulations):
@@ -76,7 +75,7 @@ class K2ABC(SimulationEngine[WeightedPosterior]):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class RejectionABC(SimulationEngine[WeightedPosterior]):
+class RejectionABC(WeightingEngine):
     r"""Rejection ABC: the simulations from the prior whose outputs are nearest to the observation.
 
     Args:
@@ -116,11 +115,9 @@ class RejectionABC(SimulationEngine[WeightedPosterior]):
     length_scale: LengthScaleRule | None = None
     quantile: float | None = None
     threshold: float | None = None
-    regression_adjustment: bool = False
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self)
         weighting.check_acceptance(self.quantile, self.threshold)
         if self.discrepancy is not None:
             check_discrepancy(self.discrepancy)

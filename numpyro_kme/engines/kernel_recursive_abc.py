@@ -8,21 +8,18 @@ import numpy as np
 
 from numpyro_kme._core import checks, progress, saveable, shown, split
 from numpyro_kme.abc.weighting import recursive_abc_step
-from numpyro_kme.engines.base import SimulationEngine, check_kernel
+from numpyro_kme.engines.base import KernelEngine
 from numpyro_kme.engines.posterior import Posterior, missing_entries, sites_at
 from numpyro_kme.engines.reference_table import ReferenceTable
 from numpyro_kme.engines.weighting import vector_maps
-from numpyro_kme.kernels.base import Kernel
-from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule, MedianHeuristic
-from numpyro_kme.kernels.low_rank import TOLERANCE
+from numpyro_kme.kernels.length_scales import MedianHeuristic
 from numpyro_kme.models.coordinates import Coordinates
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.simulations import Simulations
-from numpyro_kme.simulations.store import SETTINGS, StoreError
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
+class KernelRecursiveABC(KernelEngine["PointPosterior"]):
     r"""Kernel recursive ABC: the maximum-likelihood point of a simulator, by Bayes' rule applied again and again.
 
     Each iteration simulates at `m` points, finds the embedding of their posterior by kernel ABC,
@@ -60,19 +57,11 @@ class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
     num_simulations: int = field(default=200, kw_only=False)
     num_samples: int = 200
     num_iterations: int = 10
-    kernel: Kernel | KernelRule | None = None
-    length_scale: LengthScaleRule | None = None
-    regularisation: float | None = None
-    tolerance: float = TOLERANCE
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
         checks.whole("num_simulations", self.num_simulations, 20)
         checks.whole("num_iterations", self.num_iterations, 1)
-        if self.regularisation is not None:
-            checks.positive_number("regularisation", self.regularisation)
-        check_kernel(self.kernel, self.length_scale)
-        checks.positive_number("tolerance", self.tolerance)
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key = split(rng_key)
@@ -127,15 +116,7 @@ class KernelRecursiveABC(SimulationEngine["PointPosterior"]):
 
     def _iteration(self, rng_key, problem: Problem, latents: Mapping, number: int) -> Simulations:
         """Simulations at the points of an iteration, counted from 1."""
-        store = None
-        if self.store is not None:
-            folder = Path(self.store).expanduser()
-            checks.require(
-                not (folder / SETTINGS).exists(),
-                f"The store {folder} holds simulations of one call; KernelRecursiveABC needs a path of its own.",
-                StoreError,
-            )
-            store = folder / f"iteration {number}"
+        store = None if self.store is None else Path(self.store) / f"iteration {number}"
         return replace(self.plan, progress_bar=False).simulate_at(rng_key, problem, latents, store)
 
 

@@ -10,14 +10,13 @@ from numpyro_kme._core import checks, frozen, in_jax_types, split
 from numpyro_kme.abc.weighting import soft_abc_weights
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding
 from numpyro_kme.embeddings.parameter_choice import KernelBayesSettings, choose_by_folds, kernel_bayes_candidates
-from numpyro_kme.engines.base import SimulationEngine, check_kernel, check_weighting, learn_success
+from numpyro_kme.engines.base import KernelEngine, learn_success
 from numpyro_kme.engines.reference_table import ReferenceTable
-from numpyro_kme.engines.weighting import SignedWeights, WeightedPosterior, WeightingMethod, squared_distances
+from numpyro_kme.engines.weighting import SignedWeights, WeightingEngine, WeightingMethod, squared_distances
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, log_lengths
-from numpyro_kme.kernels.length_scales import KernelRule, LengthScaleRule
-from numpyro_kme.kernels.low_rank import TOLERANCE, DistributionRegression
+from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.models.problem import Problem
 
 SMOOTHER = 10.0
@@ -25,7 +24,7 @@ SMOOTHER = 10.0
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KernelABC(SimulationEngine[WeightedPosterior]):
+class KernelABC(WeightingEngine, KernelEngine):
     r"""Kernel ABC: ridge regression of the parameters' embedding on the data.
 
     $E[f(\theta) \mid y] \approx \sum_j v_j f(\theta_j)$, $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$. Weights are
@@ -62,17 +61,6 @@ class KernelABC(SimulationEngine[WeightedPosterior]):
     paper = "nakagome2013kernel"
     advice = "Use more simulations, or a larger `regularisation` or length scale of the kernel."
 
-    kernel: Kernel | KernelRule | None = None
-    length_scale: LengthScaleRule | None = None
-    regularisation: float | None = None
-    tolerance: float = TOLERANCE
-    regression_adjustment: bool = False
-
-    def check_settings(self):  # noqa: D102
-        super().check_settings()
-        check_weighting(self, regularisation=self.regularisation, tolerance=self.tolerance)
-        check_kernel(self.kernel, self.length_scale)
-
     def _fit(self, rng_key, problem, simulations):
         table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)
         kernel = table.kernels(self.kernel, self.length_scale)[0]
@@ -86,7 +74,7 @@ class KernelABC(SimulationEngine[WeightedPosterior]):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KernelBayes(SimulationEngine[WeightedPosterior]):
+class KernelBayes(WeightingEngine, KernelEngine):
     r"""Kernel Bayes' rule: posterior weights of simulations that may come from anywhere.
 
     The prior of the model enters as an embedding $\sum_j \gamma_j k_\Theta(\cdot, u_j)$ of draws, so `simulations` may
@@ -132,20 +120,15 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
     paper = "fukumizu2013kernel"
     advice = "Use more simulations, simulations that cover the prior, or a larger `regularisation` or length scale."
 
+    positive = ("regularisation", "delta", "tolerance")
+
     prior: Mapping[str, Any] | None = None
-    kernel: Kernel | KernelRule | None = None
-    length_scale: LengthScaleRule | None = None
     parameter_kernel: Kernel | None = None
-    regularisation: float | None = None
     delta: float | None = None
     num_folds: int | None = None
-    tolerance: float = TOLERANCE
-    regression_adjustment: bool = False
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        check_weighting(self, regularisation=self.regularisation, delta=self.delta, tolerance=self.tolerance)
-        check_kernel(self.kernel, self.length_scale)
         if self.num_folds is not None:
             checks.whole("num_folds", self.num_folds, 2)
         checks.instance("parameter_kernel", self.parameter_kernel, Kernel | None, "a kernel, such as Gaussian(1.0)")
@@ -201,7 +184,7 @@ class KernelBayes(SimulationEngine[WeightedPosterior]):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class DistributionRegressionABC(SimulationEngine[WeightedPosterior]):
+class DistributionRegressionABC(WeightingEngine, KernelEngine):
     r"""DR-ABC: soft ABC with summaries learnt by ridge regression from data sets to parameters.
 
     $s(y) = \bar z + k(y)^\top (K + m \lambda I)^{-1} (z - \bar z)$ predicts the coordinates `z` of the parameters from
@@ -239,17 +222,10 @@ class DistributionRegressionABC(SimulationEngine[WeightedPosterior]):
 
     paper = "mitrovic2016drabc"
     advice = "Use more simulations, a larger `epsilon`, or a prior nearer to what is known."
-    kernel: Kernel | KernelRule | None = None
-    length_scale: LengthScaleRule | None = None
-    regularisation: float | None = None
+    positive = ("regularisation", "epsilon", "tolerance")
+
     epsilon: float | None = None
     tolerance: float | None = None
-    regression_adjustment: bool = False
-
-    def check_settings(self):  # noqa: D102
-        super().check_settings()
-        check_weighting(self, regularisation=self.regularisation, epsilon=self.epsilon, tolerance=self.tolerance)
-        check_kernel(self.kernel, self.length_scale)
 
     def _fit(self, rng_key, problem, simulations):
         table = ReferenceTable.found(rng_key, problem, simulations, given=self.simulations is not None)

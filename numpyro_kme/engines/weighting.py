@@ -14,6 +14,7 @@ from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, RegressionAdjustment, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
+from numpyro_kme.engines.base import SimulationEngine
 from numpyro_kme.engines.posterior import Posterior, arviz_groups, by_chain, missing_entries, problem_of, sites_at
 from numpyro_kme.engines.reference_table import ReferenceTable, observed_part
 from numpyro_kme.kernels import Gaussian, Polynomial
@@ -114,6 +115,24 @@ class WeightedPosterior(Posterior):
         checks.whole("num_samples", num_samples, 1)
         chosen = herded(self.z, self.weights, num_samples)
         return self._super_samples(of_rows(self.sites, chosen))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class WeightingEngine(SimulationEngine[WeightedPosterior]):
+    """Base of the engines that weight simulations; `advice` says what to do if too few have weight.
+
+    Args:
+        regression_adjustment: Whether a regression moves the weighted simulations to the observation.
+    """
+
+    advice: ClassVar[str]
+
+    regression_adjustment: bool = False
+
+    def check_settings(self):  # noqa: D102
+        super().check_settings()
+        checks.instance("regression_adjustment", self.regression_adjustment, bool, "True or False")
+        checks.whole("num_simulations", self.num_simulations, 20, " Thousands are usual.")
 
 
 def herded(z: np.ndarray, weights: np.ndarray, num_samples: int) -> np.ndarray:

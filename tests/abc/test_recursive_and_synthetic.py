@@ -131,8 +131,6 @@ def test_recursive_abc_goes_on_from_its_store(tmp_path):
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
     with pytest.raises(StoreError, match="iteration 2 holds simulations at other parameters"):
         engine.run(KEY, x=X + 0.1)  # its first points are the same
-    with pytest.raises(StoreError, match="holds simulations of one call"):
-        replace(engine, store=tmp_path / "runs" / names[0]).run(KEY, x=X)
 
 
 def test_recursive_abc_begins_where_given_simulations_are(monkeypatch):
