@@ -15,16 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import (
-    Array,
-    checks,
-    full_precision,
-    host,
-    in_present_precision,
-    numpy_function,
-    saveable,
-    shown,
-)
+from numpyro_kme._core import Array, checks, full_precision, host, in_present_precision, numpy_function, saveable, shown
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, Repeats, warn_if_out_of_distribution
