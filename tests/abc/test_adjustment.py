@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conjugate import one_draw
 from scipy import stats
 
 import numpyro_kme as kme
@@ -68,15 +69,11 @@ def test_shapes_are_checked(wrong):
         RegressionAdjustment.fit(**{**given, wrong: np.ones(3)})
 
 
-def draws(rng_key, theta):
-    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
-
-
 def location(x=None):
     theta = numpyro.sample("theta", dist.Normal(0.0, 3.0))
     numpyro.deterministic("twice", 2.0 * theta)
     with numpyro.plate("n", 20):
-        numpyro.sample("x", kme.Simulator(draws, theta), obs=x)
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
 
 
 Y = 1.0 + stats.norm.ppf((np.arange(20) + 0.5) / 20)

@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conjugate import one_draw
 
 import numpyro_kme as kme
 from numpyro_kme._core import saving
@@ -54,14 +55,10 @@ def dependent(x=None):
     numpyro.sample("x", kme.Simulator(two, theta, scale), obs=x)
 
 
-def one(rng_key, theta):
-    return theta + jax.random.normal(rng_key)
-
-
 def iid(x):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", len(x)):
-        numpyro.sample("x", kme.Simulator(one, theta), obs=x)
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
 
 
 def unsure(x=None):

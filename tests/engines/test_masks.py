@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conjugate import one_draw
 from numpyro import handlers
 from numpyro.infer.util import log_density
 from scipy import special, stats
@@ -31,15 +32,10 @@ X = np.array([0.2, 1.4, 1.9, 3.1], np.float32)
 FIRST, LAST = np.array([True, True, False, False]), np.array([False, True, False, True])
 
 
-def noisy(rng_key, theta):
-    """One draw from `N(theta, 1)`."""
-    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
-
-
 def model(x=None, mask=True, scale=1.0, size=4):
     theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR))
     with numpyro.plate("data", size), handlers.mask(mask=mask), handlers.scale(scale=scale):
-        numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
 
 
 def exact(mask, scale=1.0) -> stats.norm:
@@ -60,7 +56,7 @@ def hidden(mask):
 def site(make):
     def read():
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        make(lambda *event_dims: kme.Simulator(noisy, theta))
+        make(lambda *event_dims: kme.Simulator(one_draw, theta))
 
     return Problem.read(read).simulators["x"]
 
@@ -324,11 +320,11 @@ def test_a_joint_loss_has_no_single_points():
     def shifts(x):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         with numpyro.plate("data", 30):
-            numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+            numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
 
     loss = kme.handlers.generalized_bayes(shifts, MMD(Gaussian(1.0)), weight=1.0, noise=CommonNoise(64))
     density = lambda of: jax.jit(lambda theta: log_density(of, (Y,), {}, {"theta": theta})[0])(0.0)  # noqa: E731
-    with pytest.raises(ValueError, match="compares the data of simulator `noisy` as a whole"):
+    with pytest.raises(ValueError, match="compares the data of simulator `one_draw` as a whole"):
         density(handlers.mask(loss, mask=SOME))
     assert density(handlers.mask(loss, mask=False)) == 0.0
 
@@ -337,10 +333,10 @@ def test_a_synthetic_likelihood_is_masked_as_any_density():
     def synthetic(x, mask, scale):
         theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR))
         with numpyro.plate("data", 4), handlers.mask(mask=mask), handlers.scale(scale=scale):
-            numpyro.sample("x", SyntheticLikelihood(noisy, theta, num_simulations=50), obs=x)
+            numpyro.sample("x", SyntheticLikelihood(one_draw, theta, num_simulations=50), obs=x)
 
     theta = jnp.float32(0.7)
-    each = np.asarray(SyntheticLikelihood(noisy, theta, num_simulations=50).log_prob(X))
+    each = np.asarray(SyntheticLikelihood(one_draw, theta, num_simulations=50).log_prob(X))
     found = log_density(synthetic, (hidden(FIRST), FIRST, 0.5), {}, {"theta": theta})[0]
     np.testing.assert_allclose(found, dist.Normal(0.0, PRIOR).log_prob(theta) + 0.5 * each[FIRST].sum(), rtol=1e-5)
 
@@ -351,13 +347,13 @@ def test_a_synthetic_likelihood_is_masked_as_any_density():
 def by_a_latent(x=None):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", 4), handlers.mask(mask=jnp.arange(4.0) < theta):
-        numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
 
 
 def parts(x=None):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", 10, subsample_size=4) as rows:
-        numpyro.sample("x", kme.Simulator(noisy, theta), obs=None if x is None else x[rows])
+        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=None if x is None else x[rows])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conjugate import one_draw
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
@@ -224,14 +225,10 @@ def test_diagnostics(kelfi):
     assert diagnostics.misspecification_test(table, Y).p_value == fewer.p_value
 
 
-def shifted(rng_key, a):
-    return a + jax.random.normal(rng_key)
-
-
 def with_times(x, times):
     theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
     with numpyro.plate("units", 4):
-        numpyro.sample("x", kme.Simulator(shifted, theta * times, event_dims=0), obs=x)
+        numpyro.sample("x", kme.Simulator(one_draw, theta * times, event_dims=0), obs=x)
 
 
 def test_what_is_refused():

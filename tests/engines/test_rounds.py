@@ -15,17 +15,22 @@ FAR, NOISE = 2.0, 0.1
 EXACT = stats.norm(FAR / (1 + NOISE**2), NOISE / np.sqrt(1 + NOISE**2))
 
 
-def shifted(rng_key, theta):
-    """One draw from `N(theta, 0.1^2)`."""
-    return theta + NOISE * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+def location(noise):
+    """A model of one draw from `N(theta, noise^2)`."""
+
+    def shifted(rng_key, theta):
+        return theta + noise * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
+
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
+
+    return model
 
 
-def narrow(x=None):
-    """A posterior that few prior draws come near: two prior standard deviations away and ten times narrower."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", kme.Simulator(shifted, theta), obs=x)
-
-
+narrow, wide = location(NOISE), location(3.0)
+"""A posterior that few prior draws come near, two prior standard deviations away and ten times narrower; and one that
+is nearly the prior."""
 BANK = kme.Simulations.from_table(np.zeros((5, 1)), np.zeros((5, 1)))
 
 
@@ -53,17 +58,6 @@ def test_every_simulation_is_kept_and_its_origin_told(rounds):
     assert idata["proposal_predictive"]["x"].shape == (1, 40, 1)
     lines = kme.plots.rounds(rounds).axes[0].lines
     assert [len(line.get_xdata()) for line in lines if line.get_marker() == "."] == [20, 20, 20]
-
-
-def noisy(rng_key, theta):
-    """One draw from `N(theta, 3^2)`."""
-    return theta + 3.0 * jax.random.normal(rng_key, (1,), jnp.result_type(theta))
-
-
-def wide(x=None):
-    """A posterior that is nearly the prior."""
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    numpyro.sample("x", kme.Simulator(noisy, theta), obs=x)
 
 
 def checked_at_once(engine, monkeypatch):

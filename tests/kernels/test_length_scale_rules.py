@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conjugate import one_draw
 from scipy.spatial.distance import pdist
 
 import numpyro_kme as kme
@@ -24,10 +25,6 @@ def shift(noise, mean):
 
 
 SHIFTED = kme.FromNoise(shift, dist.Normal(0.0, 1.0))
-
-
-def one_draw(rng_key, mean):
-    return mean + jax.random.normal(rng_key, (), jnp.result_type(mean))
 
 
 def two_numbers(rng_key, mean):
