@@ -6,12 +6,11 @@
 
 A row is a function of `benchmarks/guard/` that returns what it measured, its floor, and whether that holds; one that
 raises an error counts as failed, and the others go on. The references are posteriors of the tasks of
-`helpers/sbi_models`. Rows of seconds want a quiet machine. With --keep the table is written to `results/guard.md`,
+`helpers/problems.py`. Rows of seconds want a quiet machine. With --keep the table is written to `results/guard.md`,
 where the column "before" stays. Takes 25 minutes.
 """
 
 import importlib
-import json
 import os
 from types import SimpleNamespace
 
@@ -33,7 +32,8 @@ def rows(only=""):
 def measured(row, options):
     """What a row finds, its floor and whether it holds, or the error that it ends with."""
     try:
-        found, floor, ok = row(options)
+        with report.quiet():
+            found, floor, ok = row(options)
     except Exception as error:
         text = " ".join(str(error).split()).replace("|", "/")
         found, floor, ok = f"{type(error).__name__}: {text[-80:]}", "", False
@@ -45,10 +45,7 @@ def cpu_seconds():
     return sum(os.times()[:4])
 
 
-def main(only="", references=None, full=False, keep=False, fresh=""):
-    if fresh:
-        theme, name = fresh.split(".")
-        return print(json.dumps(getattr(importlib.import_module(f"benchmarks.guard.{theme}"), name)()))
+def main(only="", references=None, full=False, keep=False):
     options = SimpleNamespace(references=references, full=full)
     kept, chosen = {row["row"]: row for row in report.rows_of("guard", HEADING)}, rows(only)
     for name, row in chosen.items():
@@ -58,6 +55,6 @@ def main(only="", references=None, full=False, keep=False, fresh=""):
         print(" | ".join(cells), flush=True)
         kept[name] = dict(zip(COLUMNS, cells))
         if keep:
-            table = report.table_of([kept[name] for name in rows() if name in kept])
+            table = report.table(COLUMNS, [kept[name].values() for name in rows() if name in kept])
             report.write("guard", "The guard", [(HEADING, table), ("Before", BEFORE)])
-    print("\n" + report.table_of([kept[name] for name in chosen]))
+    print("\n" + report.table(COLUMNS, [kept[name].values() for name in chosen]))

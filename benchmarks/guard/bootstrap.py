@@ -1,8 +1,8 @@
 """Rows of the guard: the posterior bootstrap."""
 
 import resource
-import time
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from scipy.stats import norm, poisson
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
+from benchmarks.helpers.problems import along_a_plate, normal_draw
 from numpyro_kme.kernels import Gaussian
 from numpyro_kme.simulators import g_and_k, toggle_switch
 
@@ -29,17 +30,6 @@ def run(model, loss, seed, data, num_samples=100, covariates=None, **settings):
         warnings.simplefilter("always")
         engine.run(jax.random.key(seed), x=jnp.asarray(data), **covariates or {})
     return engine, [one for one in caught if one.category is UserWarning]
-
-
-def model_of(simulate, **priors):
-    """A model of independent draws whose parameters have these priors."""
-
-    def model(x):
-        parameters = [numpyro.sample(name, prior) for name, prior in priors.items()]
-        with numpyro.plate("data", len(x)):
-            numpyro.sample("x", kme.Simulator(simulate, *parameters), obs=x)
-
-    return model
 
 
 def draws(engine, *names):
@@ -70,12 +60,8 @@ def told(errors, limit):
     return f"{' / '.join(f'{error:.2g}' for error in errors)} sd", f"{limit} sd", max(errors) <= limit
 
 
-def normal_draw(key, loc, scale):
-    return loc + scale * jax.random.normal(key)
-
-
 ANY, POSITIVE = dist.Normal(0.0, 5.0), dist.LogNormal(0.0, 1.0)
-normal_model = model_of(normal_draw, loc=ANY, scale=POSITIVE)
+normal_model = along_a_plate(normal_draw, loc=ANY, scale=POSITIVE)
 
 
 def normal_loss(x, proportion):
@@ -91,22 +77,18 @@ def normal_loss(x, proportion):
     return loss
 
 
-def normal(n, limit):
+def normal(n, limit, options):
     """Clean data, and a tenth of outliers with the proportion at one and fitted, against exact minimisers."""
-
-    def row(options):
-        errors = []
-        for seed in range(9 if options.full else 3):
-            rng, outliers, proportion = np.random.default_rng(seed), seed % 3 > 0, seed % 3 > 1
-            x = np.where(rng.random(n) < 0.1 * outliers, 30.0, rng.normal(1.0, 2.0, n))
-            engine, _ = run(normal_model, kme.MMD(Gaussian(SCALE), fit_proportion=proportion), seed, x)
-            ours = draws(engine, "loc", "scale")
-            ours[:, 1] = np.log(ours[:, 1])
-            start = np.tile([np.median(x), np.log(2.0)], (len(ours), 1))
-            errors.append(paired(ours, minimisers(normal_loss(x, proportion), weights(engine), ours, start)))
-        return told(errors, limit)
-
-    return row
+    errors = []
+    for seed in range(9 if options.full else 3):
+        rng, outliers, proportion = np.random.default_rng(seed), seed % 3 > 0, seed % 3 > 1
+        x = np.where(rng.random(n) < 0.1 * outliers, 30.0, rng.normal(1.0, 2.0, n))
+        engine, _ = run(normal_model, kme.MMD(Gaussian(SCALE), fit_proportion=proportion), seed, x)
+        ours = draws(engine, "loc", "scale")
+        ours[:, 1] = np.log(ours[:, 1])
+        start = np.tile([np.median(x), np.log(2.0)], (len(ours), 1))
+        errors.append(paired(ours, minimisers(normal_loss(x, proportion), weights(engine), ours, start)))
+    return told(errors, limit)
 
 
 def g_and_k_draw(key, theta):
@@ -114,25 +96,21 @@ def g_and_k_draw(key, theta):
 
 
 PRIOR = dist.Uniform(np.array([0.0, 0.0, 0.0, -5.0]), np.array([10.0, 10.0, 10.0, 3.0])).to_event(1)
-g_and_k_model = model_of(g_and_k_draw, theta=PRIOR)
+g_and_k_model = along_a_plate(g_and_k_draw, theta=PRIOR)
 
 
-def g_and_k_row(outliers):
+def g_and_k_row(outliers, options):
     """The published score of the posterior mean, with a fitted proportion."""
-
-    def row(options):
-        scores, converged, sets = [], [], 40 if options.full else 10
-        truth = np.array([*g_and_k.TRUTH[:3], np.log(g_and_k.TRUTH[3])])
-        for seed in range(sets):
-            x = g_and_k.contaminated(jax.random.key(seed), outliers)
-            loss = kme.MMD(Gaussian(g_and_k.LENGTH_SCALE), fit_proportion=True)
-            engine, _ = run(g_and_k_model, loss, seed, x, num_samples=200)
-            scores.append(np.mean(np.square(engine.get_samples()["theta"].mean(axis=0) - truth)) / truth.mean())
-            converged.append(engine.get_extra_fields()["converged"].mean())
-        text = f"{np.mean(scores):.4f} (se {np.std(scores) / np.sqrt(sets):.4f}), {min(converged):.0%} converged"
-        return text, "0.0075, all converged", np.mean(scores) <= 0.0075 and min(converged) == 1.0
-
-    return row
+    scores, converged, sets = [], [], 40 if options.full else 10
+    truth = np.array([*g_and_k.TRUTH[:3], np.log(g_and_k.TRUTH[3])])
+    for seed in range(sets):
+        x = g_and_k.contaminated(jax.random.key(seed), outliers)
+        loss = kme.MMD(Gaussian(g_and_k.LENGTH_SCALE), fit_proportion=True)
+        engine, _ = run(g_and_k_model, loss, seed, x, num_samples=200)
+        scores.append(np.mean(np.square(engine.get_samples()["theta"].mean(axis=0) - truth)) / truth.mean())
+        converged.append(engine.get_extra_fields()["converged"].mean())
+    text = f"{np.mean(scores):.4f} (se {np.std(scores) / np.sqrt(sets):.4f}), {min(converged):.0%} converged"
+    return text, "0.0075, all converged", np.mean(scores) <= 0.0075 and min(converged) == 1.0
 
 
 def exponential(key, p, a, b):
@@ -140,7 +118,7 @@ def exponential(key, p, a, b):
     return jnp.where(jax.random.uniform(first) < p, a, a + b) * jax.random.exponential(second)
 
 
-exponentials_model = model_of(exponential, p=dist.Uniform(0.0, 1.0), a=POSITIVE, b=POSITIVE)
+exponentials_model = along_a_plate(exponential, p=dist.Uniform(0.0, 1.0), a=POSITIVE, b=POSITIVE)
 
 
 def exponentials(options):
@@ -184,10 +162,9 @@ def fit_counts(seed, n, outliers, num_samples):
     rng = np.random.default_rng(seed)
     t = rng.uniform(-1.0, 1.0, n)
     x = np.where(rng.random(n) < outliers, 30, rng.poisson(np.exp(1.0 + 0.8 * t)))
-    begun = time.perf_counter()
     loss = kme.MMD(Gaussian(SCALE), covariate_kernel=Gaussian(0.5 * SCALE))
-    engine, _ = run(counts_model, loss, seed, x, num_samples, {"t": t})
-    return t, x, engine, time.perf_counter() - begun
+    (engine, _), seconds, _ = report.timed(run, counts_model, loss, seed, x, num_samples, {"t": t})
+    return t, x, engine, seconds
 
 
 def counts_loss(t, x):
@@ -221,12 +198,12 @@ def large_counts():
 
 
 def counts(options):
-    error, seconds = report.in_a_process("guard", "--fresh", "bootstrap.small_counts", timeout=60)
+    error, seconds = report.in_a_process(small_counts, timeout=60)
     return f"{error:.2g} sd, {seconds:.1f} s", "0.1 sd, 10 s", error <= 0.1 and seconds <= 10
 
 
 def many_counts(options):
-    off, seconds, memory = report.in_a_process("guard", "--fresh", "bootstrap.large_counts", timeout=120)
+    off, seconds, memory = report.in_a_process(large_counts, timeout=120)
     text = f"{seconds:.1f} s, {memory:.2g} GB ({off:.2g} sd from the truth)"
     return text, "60 s, 2 GB (4 sd)", seconds <= 60 and memory <= 2 and off <= 4
 
@@ -246,11 +223,7 @@ def toggle(options):
     return f"{np.mean(scores):.3f} ({len(scores)} sets)", "0.30", np.mean(scores) <= 0.3
 
 
-def shifted(key, mean):
-    return mean + jax.random.normal(key)
-
-
-location_model = model_of(shifted, mean=ANY)
+location_model = along_a_plate(normal_draw, mean=ANY)
 
 
 def location_density(x):
@@ -271,37 +244,33 @@ def weighted_median(x, w):
     return np.median(np.array(rows) - norm.ppf(levels), axis=1)
 
 
-def location(loss, exact, model=location_model):
+def location(loss, exact, options, model=location_model):
     """A location by another loss, a twentieth of outliers, against exact minimisers."""
-
-    def row(options):
-        errors = []
-        for seed in range(9 if options.full else 3):
-            rng = np.random.default_rng(seed)
-            x = rng.normal(1.0, 1.0, 200) + 5.0 * (np.arange(200) < 10)
-            engine, _ = run(model, loss, seed, x)
-            ours, known = engine.get_samples()["mean"], exact(x, weights(engine))
-            shift, spread = abs(ours.mean() - known.mean()) / known.std(), abs(ours.std() / known.std() - 1.0)
-            errors.append(max(shift, spread))
-        return told(errors, 0.1)
-
-    return row
+    errors = []
+    for seed in range(9 if options.full else 3):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(1.0, 1.0, 200) + 5.0 * (np.arange(200) < 10)
+        engine, _ = run(model, loss, seed, x)
+        ours, known = engine.get_samples()["mean"], exact(x, weights(engine))
+        shift, spread = abs(ours.mean() - known.mean()) / known.std(), abs(ours.std() / known.std() - 1.0)
+        errors.append(max(shift, spread))
+    return told(errors, 0.1)
 
 
 ROWS = {
-    "normal, n = 400, rms against exact minimisers": normal(400, 0.005),
-    "normal, n = 30, rms against exact minimisers": normal(30, 0.1),
-    "g-and-k, no outliers, NMSE": g_and_k_row(0.0),
-    "g-and-k, 5 % outliers, NMSE": g_and_k_row(0.05),
-    "g-and-k, 10 % outliers, NMSE": g_and_k_row(0.1),
+    "normal, n = 400, rms against exact minimisers": partial(normal, 400, 0.005),
+    "normal, n = 30, rms against exact minimisers": partial(normal, 30, 0.1),
+    "g-and-k, no outliers, NMSE": partial(g_and_k_row, 0.0),
+    "g-and-k, 5 % outliers, NMSE": partial(g_and_k_row, 0.05),
+    "g-and-k, 10 % outliers, NMSE": partial(g_and_k_row, 0.1),
     "mixture of exponentials, between keys": exponentials,
     "easy runs that warn": easy,
     "Poisson regression, n = 120, rms against exact minimisers": counts,
     "Poisson regression, n = 2,000": many_counts,
-    "Wasserstein-2, mean and sd against exact minimisers": location(kme.Wasserstein(2.0), weighted_mean),
-    "Wasserstein-1, mean and sd against exact minimisers": location(kme.Wasserstein(1.0), weighted_median),
-    "negative log likelihood, mean and sd against exact minimisers": location(
-        kme.NegativeLogLikelihood(), weighted_mean, location_density
+    "Wasserstein-2, mean and sd against exact minimisers": partial(location, kme.Wasserstein(2.0), weighted_mean),
+    "Wasserstein-1, mean and sd against exact minimisers": partial(location, kme.Wasserstein(1.0), weighted_median),
+    "negative log likelihood, mean and sd against exact minimisers": partial(
+        location, kme.NegativeLogLikelihood(), weighted_mean, model=location_density
     ),
     "toggle switch, published metric": toggle,
 }

@@ -1,14 +1,9 @@
-"""One row of `cold_start.py`, in a process that has done nothing before: prints seconds by name as JSON.
+"""Rows of `cold_start.py`, seconds by name, for processes that have done nothing before.
 
 The clock starts before the first import.
 """
 
-import contextlib
-import io
-import json
-import sys
 import time
-import warnings
 
 BEGUN = time.perf_counter()
 import numpyro  # noqa: E402
@@ -17,6 +12,8 @@ NUMPYRO = time.perf_counter()
 import numpyro_kme as kme  # noqa: E402
 
 OURS = time.perf_counter()
+from functools import partial  # noqa: E402
+
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpyro.distributions as dist  # noqa: E402
@@ -37,10 +34,9 @@ def model(x=None):
 
 
 def seconds(function, *args, **kwargs):
-    """Wall seconds of one call that shows nothing."""
+    """Wall seconds of one call."""
     begun = time.perf_counter()
-    with contextlib.redirect_stdout(io.StringIO()):
-        jax.block_until_ready(function(*args, **kwargs))
+    jax.block_until_ready(function(*args, **kwargs))
     return time.perf_counter() - begun
 
 
@@ -56,24 +52,23 @@ def imports():
     return {"import numpyro": first, "import numpyro_kme": both, "the second over the first (ratio)": both / first}
 
 
-def run_and_print(engine, seed, x):
-    """The README's block from `run` on."""
+one_round = partial(kme.KELFI, num_rounds=1)
+
+
+def fit(seed, x, *settings, kind=one_round):
+    """The README's block."""
+    engine = kind(model, *settings, progress_bar=False)
     engine.run(jax.random.key(seed), x=jnp.asarray(x))
     engine.print_summary()
-
-
-def fit(number, seed, x):
-    """The README's block."""
-    run_and_print(kme.KELFI(model, number, num_rounds=1, progress_bar=False), seed, x)
 
 
 def kelfi():
     """The README's first block, then further fits of the process."""
     own, found = compiled(end_and_range), {}
     found["README's simulator, compiled alone"] = own
-    found["README's first block, less that"] = seconds(fit, 300, 0, [21.0, 28.0]) - own
-    found["further fit: another key and data"] = seconds(fit, 300, 1, [10.0, 18.0])
-    found["further fit: 1,000 simulations"] = seconds(fit, 1000, 3, [21.0, 28.0])
+    found["README's first block, less that"] = seconds(fit, 0, [21.0, 28.0], 300) - own
+    found["further fit: another key and data"] = seconds(fit, 1, [10.0, 18.0], 300)
+    found["further fit: 1,000 simulations"] = seconds(fit, 3, [21.0, 28.0], 1000)
     engine = kme.KELFI(model, num_rounds=1, progress_bar=False)
     engine.run(jax.random.key(5), x=jnp.array([21.0, 28.0]))
     found["`condition`"] = seconds(engine.condition, jax.random.key(6), x=jnp.array([15.0, 20.0]))
@@ -82,14 +77,9 @@ def kelfi():
 
 def weighting(name):
     """A weighting engine on the README's model, first and later."""
-
-    def row():
-        own, engine = compiled(end_and_range), getattr(kme, name)
-        fit = lambda seed, x: run_and_print(engine(model, progress_bar=False), seed, x)  # noqa: E731
-        first = seconds(fit, 0, [21.0, 28.0]) - own
-        return {f"{name}, first": first, f"{name}, later": seconds(fit, 1, [10.0, 18.0])}
-
-    return row
+    own, kind = compiled(end_and_range), getattr(kme, name)
+    first = seconds(fit, 0, [21.0, 28.0], kind=kind) - own
+    return {f"{name}, first": first, f"{name}, later": seconds(fit, 1, [10.0, 18.0], kind=kind)}
 
 
 def nuts():
@@ -105,11 +95,9 @@ def nuts():
     one_parameter = of_law(normals(1), law).model
     simulated = kme.simulate(jax.random.key(0), one_parameter, 300, progress_bar=False)
     fitted = kme.fit_likelihood(simulated.arguments["x"], simulated.x["x"])
+    targets = {"exact density": with_density, "learnt likelihood": kme.handlers.surrogate(one_parameter, {"x": fitted})}
     found = {}
-    for name, target in (
-        ("exact density", with_density),
-        ("learnt likelihood", kme.handlers.surrogate(one_parameter, {"x": fitted})),
-    ):
+    for name, target in targets.items():
         for when, x in (("first", 0.7), ("later", -0.4)):
             chain = MCMC(NUTS(target), num_warmup=400, num_samples=400, progress_bar=False)
             found[f"NUTS, {name}, {when}"] = seconds(chain.run, jax.random.key(1), x=jnp.array([x]))
@@ -117,9 +105,5 @@ def nuts():
 
 
 ENGINES = ("RejectionABC", "K2ABC", "KernelABC", "KernelBayes", "DistributionRegressionABC")
-ROWS = {row.__name__: row for row in (imports, kelfi, nuts)}
-ROWS |= {engine: weighting(engine) for engine in ENGINES}
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    print(json.dumps(ROWS[sys.argv[1]]()))
+ROWS = {row.__name__: (row,) for row in (imports, kelfi, nuts)}
+ROWS |= {engine: (weighting, engine) for engine in ENGINES}

@@ -20,17 +20,15 @@ from numpyro_kme.simulators import blowfly
 STORED = Path(__file__).with_name("blowfly_prior_mse.json")
 PRIOR_DRAWS, RUNS, BLOCK = 10_000, 1_000, 500
 
-_simulate_block = jax.jit(jax.vmap(blowfly.blowfly_statistics))
+
+def one_run(arguments):
+    return blowfly.blowfly_statistics(*arguments)
 
 
 def simulate(rng_key, log_theta):
     """Statistics, `(n, 10)`, of one run at each row of `log_theta` `(n, 6)`."""
-    n = len(log_theta)
-    padded = -n % BLOCK
-    keys = jax.random.split(rng_key, n + padded)
-    points = jnp.asarray(np.pad(log_theta, ((0, padded), (0, 0)), mode="edge"), jnp.float32)
-    blocks = [_simulate_block(keys[i : i + BLOCK], points[i : i + BLOCK]) for i in range(0, n + padded, BLOCK)]
-    return np.concatenate([np.asarray(block, np.float64) for block in blocks])[:n]
+    arguments = jax.random.split(rng_key, len(log_theta)), jnp.asarray(log_theta, jnp.float32)
+    return np.asarray(jax.lax.map(one_run, arguments, batch_size=BLOCK), np.float64)
 
 
 def squared_errors(statistics, observed=blowfly.OBSERVED):
@@ -62,6 +60,11 @@ def series(path):
     with open(path) as file:
         lines = [line for line in file if not line.startswith("#")]
     return np.array([float(row["count"]) for row in csv.DictReader(lines)]) / 1000.0
+
+
+def in_thousands(rng_key, log_theta):
+    """A simulated series in thousands."""
+    return blowfly.blowfly(rng_key, log_theta) / 1000.0
 
 
 def stored_denominators():

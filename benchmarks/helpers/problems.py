@@ -14,7 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_kme as kme
-from numpyro_kme.simulators import slcp, two_moons
+from numpyro_kme.simulators import bernoulli_glm, gaussian_linear, gaussian_mixture, predator_prey, sir, slcp, two_moons
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,21 @@ def of_law(prior, law):
     return Problem(
         prior, lambda key, theta: law(theta).sample(key).astype(theta.dtype), lambda theta, x: law(theta).log_prob(x)
     )
+
+
+def along_a_plate(simulator, size=1, **priors):
+    """A model of `size` draws, or of as many as are observed, whose parameters have these priors."""
+
+    def model(x=None):
+        parameters = [numpyro.sample(name, prior) for name, prior in priors.items()]
+        with numpyro.plate("draws", size if x is None else len(x)):
+            numpyro.sample("x", kme.Simulator(simulator, *parameters), obs=x)
+
+    return model
+
+
+def normal_draw(rng_key, mean, sd=1.0):
+    return mean + sd * jax.random.normal(rng_key)
 
 
 def normals(dim, sd=1.0):
@@ -78,14 +93,6 @@ def two_normals(theta):
     )
 
 
-def distracted(theta):
-    return jnp.concatenate([theta, jnp.zeros(18)])
-
-
-def log_cauchy(theta, x):
-    return dist.Cauchy(theta[0], 1.0).log_prob(x).sum()
-
-
 PROBLEMS = {
     "mean and sd": Problem(normals(2), mean_and_sd, log_mean_and_sd),
     "twenty dimensions": of_law(normals(20), lambda theta: dist.Normal(theta, 0.5).to_event(1)),
@@ -98,7 +105,19 @@ PROBLEMS = {
         normals(2), lambda t: dist.Poisson(jnp.exp(2.0 + t[0] + t[1] * np.linspace(-1, 1, 5))).to_event(1)
     ),
     "distractors": of_law(
-        normals(2), lambda t: dist.StudentT(jnp.where(jnp.arange(20) < 2, 30.0, 3.0), distracted(t), 0.3).to_event(1)
+        normals(2),
+        lambda t: dist.StudentT(jnp.where(jnp.arange(20) < 2, 30.0, 3.0), jnp.pad(t, (0, 18)), 0.3).to_event(1),
     ),
     "slcp": Problem(slcp.prior(), slcp.points, lambda theta, x: slcp.log_density(theta, x.reshape(4, 2))),
 }
+
+TASKS = {
+    "gaussian_mixture": gaussian_mixture.model,
+    "sir": sir.model,
+    "gaussian_linear_uniform": Problem(gaussian_linear.uniform_prior(), gaussian_linear.gaussian_linear).model,
+    "gaussian_linear": gaussian_linear.model,
+    "two_moons": two_moons.model,
+    "lotka_volterra": predator_prey.model,
+    "bernoulli_glm": bernoulli_glm.model,
+}
+"""Third-party tasks with reference posteriors (sbibm: Lueckmann et al. 2021, AISTATS), by name."""

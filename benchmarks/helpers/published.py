@@ -4,7 +4,10 @@
 said what it shows.
 """
 
+from functools import partial
+
 import numpy as np
+from scipy.stats import sem
 
 KELFI = "Hsu and Ramos (2019)"
 KBR = "Fukumizu et al. (2013)"
@@ -18,15 +21,15 @@ def short(value):
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def mean(rows, name, **key):
+def mean(rows, *path, **key):
     """Mean of an entry over the rows with the entries of `key`."""
-    found = [row[name] for row in rows.of(**key) if name in row]
-    return np.mean(found) if found else np.nan
+    found = rows.column(*path, **key)
+    return found.mean() if len(found) else np.nan
 
 
 def blowfly(form, point="draws"):
     """NMSE of a point in %, at 300 simulations."""
-    return lambda rows: f"{100 * np.mean([r['nmse'][point] for r in rows.of(simulations=300, learnt=form)]):.2g} %"
+    return lambda rows: f"{100 * mean(rows, 'nmse', point, simulations=300, learnt=form):.2g} %"
 
 
 def wasserstein(rows):
@@ -46,54 +49,36 @@ def theta_1(rows):
 
 def gaussian(name):
     """Errors of experiment 5.1 by dimension."""
-    error = lambda rows, d: np.mean([row["errors"][name] for row in rows.of(dim=d)])  # noqa: E731
-    return lambda rows: " / ".join(short(error(rows, d)) for d in sorted({row["dim"] for row in rows}))
+    dims = lambda rows: sorted({row["dim"] for row in rows})  # noqa: E731
+    return lambda rows: " / ".join(short(mean(rows, "errors", name, dim=d)) for d in dims(rows))
 
 
-def ranks(dim, n):
+def ranks(dim, n, rows):
     """Mean ranks in experiment 5.2."""
-
-    def ours(rows):
-        coarse, fine = (mean(rows, "rank", dim=dim, n=n, method=f"KBR{end}") for end in ("", ", tolerance 1e-4"))
-        return f"{coarse:.0f} (tolerance 1e-4: {fine:.0f})"
-
-    return ours
+    coarse, fine = (mean(rows, "rank", dim=dim, n=n, method=f"KBR{end}") for end in ("", ", tolerance 1e-4"))
+    return f"{coarse:.0f} (tolerance 1e-4: {fine:.0f})"
 
 
-def crossing(kind):
+def crossing(kind, rows):
     """Error of the kernel Bayes filter less those of Kalman filters, by training size."""
-
-    def ours(rows):
-        runs = [run for run in rows.of(part="normalised", kind=kind) if run["kernel_bayes"] is not None]
-        sizes = sorted({run["size"] for run in runs})
-        gap = lambda other, n: np.mean([r["kernel_bayes"] - r[other] for r in runs if r["size"] == n])  # noqa: E731
-        both = {other: " / ".join(f"{gap(other, n):+.4f}" for n in sizes) for other in ("extended", "unscented")}
-        return "; ".join(f"{other}: {gaps}" for other, gaps in both.items())
-
-    return ours
+    runs = [run for run in rows.of(part="normalised", kind=kind) if run["kernel_bayes"] is not None]
+    sizes = sorted({run["size"] for run in runs})
+    gap = lambda other, n: np.mean([r["kernel_bayes"] - r[other] for r in runs if r["size"] == n])  # noqa: E731
+    both = {other: " / ".join(f"{gap(other, n):+.4f}" for n in sizes) for other in ("extended", "unscented")}
+    return "; ".join(f"{other}: {gaps}" for other, gaps in both.items())
 
 
-def camera(variance, name):
+def camera(variance, name, rows):
     """Frobenius norm of the error, with its standard error."""
-
-    def ours(rows):
-        runs = rows.of(part="camera", variance=variance)
-        norms = [run["norms"][name] for run in runs if name in run["norms"]] or [np.nan]
-        error = np.std(norms, ddof=1) / np.sqrt(len(norms)) if len(norms) > 1 else np.nan
-        return f"{np.mean(norms):.3f} ± {error:.3f} ({len(norms)} films)"
-
-    return ours
+    norms = rows.column("norms", name, part="camera", variance=variance)
+    return f"{norms.mean():.3f} ± {sem(norms):.3f} ({len(norms)} films)" if len(norms) else NOT_RUN
 
 
-def scales(rule):
+def scales(rule, rows):
     """The range of median length scales over ratios of eigenvalues."""
-
-    def ours(rows):
-        ratios = {row["ratio"] for row in rows if "ratio" in row}
-        medians = [np.median(rows.column("scale", rule=rule, ratio=ratio)) for ratio in ratios]
-        return f"{short(min(medians))} to {short(max(medians))}"
-
-    return ours
+    ratios = {row["ratio"] for row in rows}
+    medians = [np.median(rows.column("scale", rule=rule, ratio=ratio)) for ratio in ratios]
+    return f"{short(min(medians))} to {short(max(medians))}"
 
 
 def whole_series(rows):
@@ -166,19 +151,23 @@ PUBLISHED = {
     "kbr_5_2": (
         KBR,
         [
-            ("rank, d = 2, 200 simulations", "about 30", ranks(2, 200)),
-            ("rank, d = 2, 6,000 simulations", "about 50", ranks(2, 6000)),
-            ("rank, d = 6, 200 simulations", "about 180", ranks(6, 200)),
-            ("rank, d = 6, 6,000 simulations", "about 1,200", ranks(6, 6000)),
+            ("rank, d = 2, 200 simulations", "about 30", partial(ranks, 2, 200)),
+            ("rank, d = 2, 6,000 simulations", "about 50", partial(ranks, 2, 6000)),
+            ("rank, d = 6, 200 simulations", "about 180", partial(ranks, 6, 200)),
+            ("rank, d = 6, 6,000 simulations", "about 1,200", partial(ranks, 6, 6000)),
         ],
     ),
     "kbr_filter": (
         KBR,
         [
-            ("KBR less Kalman, rotation, T = 100 to 800", "plot only: KBR slightly worse", crossing("rotation")),
-            ("the same, oscillatory", "plot only: KBR better for T > 200", crossing("oscillatory rotation")),
+            (
+                "KBR less Kalman, rotation, T = 100 to 800",
+                "plot only: KBR slightly worse",
+                partial(crossing, "rotation"),
+            ),
+            ("the same, oscillatory", "plot only: KBR better for T > 200", partial(crossing, "oscillatory rotation")),
             *(
-                (f"camera, noise variance {variance:.0e}: {label}", figures[i], camera(variance, name))
+                (f"camera, noise variance {variance:.0e}: {label}", figures[i], partial(camera, variance, name))
                 for i, variance in enumerate((1e-4, 1e-3))
                 for label, (name, *figures) in FILMS.items()
             ),
@@ -190,6 +179,9 @@ PUBLISHED = {
     ),
     "kernel_learning": (
         LEARNING,
-        [("learnt length scale", "0.85", scales("learnt")), ("median heuristic", "20", scales("median"))],
+        [
+            ("learnt length scale", "0.85", partial(scales, "learnt")),
+            ("median heuristic", "20", partial(scales, "median")),
+        ],
     ),
 }

@@ -1,6 +1,5 @@
 """Rows that a benchmark finished, and its table in `results/`, beside what papers print."""
 
-import dataclasses
 import itertools
 import json
 import os
@@ -15,7 +14,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from benchmarks.helpers.published import PUBLISHED
@@ -44,9 +42,12 @@ class Rows:
         """The rows with these entries."""
         return [row for row in self.rows if all(row.get(name) == value for name, value in key.items())]
 
-    def column(self, name, /, **key):
-        """The entry `name` of all rows with these entries, as an array."""
-        return np.array([row[name] for row in self.of(**key)])
+    def column(self, *path, **key):
+        """The entry at this path of each row with these entries that has it, as an array."""
+        found = self.of(**key)
+        for name in path:
+            found = [row[name] for row in found if name in row]
+        return np.array(found)
 
     def fill(self, compute, /, **lists):
         """Add the row `compute(**key)` for each combination of entries that there is none for; returns all of them."""
@@ -82,21 +83,13 @@ def timed(function, *args, **kwargs):
     return found, time.perf_counter() - begun[0], time.process_time() - begun[1]
 
 
-def first(simulations, count):
-    """The first `count` simulations of a run."""
-    fields = ("arguments", "x", "latents", "deterministics", "index")
-    kept = {name: jax.tree.map(lambda a: a[:count], getattr(simulations, name)) for name in fields}
-    return dataclasses.replace(simulations, **kept)
-
-
-def in_a_process(name, *arguments, **settings):
-    """The last line that a benchmark prints in a process of its own, read as JSON."""
-    return last_line([sys.executable, "-m", "benchmarks", name, *map(str, arguments)], **settings)
-
-
-def last_line(command, **settings):
-    """The last line that a command prints, read as JSON."""
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, **settings)
+def in_a_process(function, *arguments, timeout=None):
+    """What a function returns in a process of its own, without warnings or a compilation cache on disk."""
+    left_out = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if name not in left_out} | {"PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "benchmarks.helpers.fresh", function.__module__, function.__name__]
+    command += map(json.dumps, arguments)
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env=env, timeout=timeout)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -107,11 +100,6 @@ def table(header, rows):
     lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths)) + " |" for row in cells]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
-
-
-def table_of(rows):
-    """A Markdown table of dictionaries with the same keys."""
-    return table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def rows_of(name, heading):

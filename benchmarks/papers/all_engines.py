@@ -28,6 +28,8 @@ from numpyro.infer import MCMC, init_to_value
 
 import numpyro_kme as kme
 from benchmarks.helpers import nmse, report
+from benchmarks.helpers.metrics import wasserstein
+from benchmarks.helpers.problems import Problem, along_a_plate
 from numpyro_kme.kernels import Gaussian, median_heuristic
 from numpyro_kme.simulators import blowfly, exponential_gamma, g_and_k
 
@@ -38,15 +40,12 @@ BOOTSTRAP = "PosteriorBootstrap"
 
 class ExponentialGamma:
     unit, priors = "W1, posterior sd", {"theta": ("gamma", 2.0, 0.0, 2.0)}
+    prior = dist.Gamma(2.0, 0.5)
 
     def __init__(self, seed, series):
         self.raw = np.random.default_rng([seed, 71]).exponential(1 / exponential_gamma.TRUTH, 15)
         self.statistics = np.array([np.log(self.raw.mean())])
         self.exact = exponential_gamma.exact_posterior(self.raw.mean())
-
-    @staticmethod
-    def prior():
-        return numpyro.sample("theta", dist.Gamma(2.0, 0.5))
 
     @staticmethod
     def draw(key, theta):
@@ -64,26 +63,18 @@ class ExponentialGamma:
         samples = np.asarray(samples["theta"], np.float64)
         if samples.ndim == 0:
             return abs(samples - self.exact.mean()) / self.exact.std()
-        quantiles = self.exact.ppf((np.arange(20_000) + 0.5) / 20_000)
-        return scipy.stats.wasserstein_distance(samples, quantiles, weights) / self.exact.std()
+        return wasserstein(samples, self.exact, weights)
 
 
 class Blowfly:
-    unit = "NMSE, %"
+    unit, prior = "NMSE, %", dist.Normal(blowfly.PRIOR_MEAN, blowfly.PRIOR_SD).to_event(1)
     priors = {f"t{i}": ("norm", m, s) for i, (m, s) in enumerate(zip(blowfly.PRIOR_MEAN, blowfly.PRIOR_SD))}
+    draw = staticmethod(nmse.in_thousands)
     from_noise = None  # the bootstrap reweights draws, and the counts are one series
 
     def __init__(self, seed, series):
         self.raw = nmse.series(series)
         self.statistics, self.key = blowfly.OBSERVED, jax.random.fold_in(jax.random.key(72), seed)
-
-    @staticmethod
-    def prior():
-        return numpyro.sample("theta", dist.Normal(blowfly.PRIOR_MEAN, blowfly.PRIOR_SD).to_event(1))
-
-    @staticmethod
-    def draw(key, theta):
-        return blowfly.blowfly(key, theta) / 1000.0
 
     @staticmethod
     def summarise(x):
@@ -97,14 +88,11 @@ class Blowfly:
 
 class GAndK:
     unit, priors = "NMSE", {name: ("uniform", 0.0, 10.0) for name in "abgk"}
+    prior = dist.Uniform(np.zeros(4), 10.0).to_event(1)
 
     def __init__(self, seed, series):
         self.raw = g_and_k.contaminated(jax.random.fold_in(jax.random.key(seed), 73), 0.0)
         self.statistics = np.asarray(self.summarise(jnp.asarray(self.raw)), np.float64)
-
-    @staticmethod
-    def prior():
-        return numpyro.sample("theta", dist.Uniform(jnp.zeros(4), 10.0).to_event(1))
 
     @staticmethod
     def from_noise(z, theta):
@@ -137,16 +125,6 @@ def statistics_of(cls):
 STATISTICS_OF = {cls: statistics_of(cls) for cls in PROBLEMS.values()}
 
 
-def models(problem):
-    def on_statistics(x=None):
-        numpyro.sample("x", kme.Simulator(STATISTICS_OF[type(problem)], problem.prior()), obs=x)
-
-    def on_data(x=None):
-        numpyro.sample("x", kme.Simulator(problem.draw, problem.prior()), obs=x)
-
-    return on_statistics, on_data
-
-
 def mmd_of(problem):
     """The MMD to the observed data: by all pairs, or by features where there are many."""
     kernel = Gaussian(median_heuristic(problem.raw[:, None]))
@@ -155,7 +133,8 @@ def mmd_of(problem):
     return kme.embeddings.Fourier.draw(jax.random.key(7), kernel, 1, 300)
 
 
-def wasserstein(a, b):
+def compared(a, b):
+    """Wasserstein-1 of two samples of one size."""
     return jnp.mean(jnp.abs(jnp.sort(a) - jnp.sort(b)))
 
 
@@ -176,17 +155,6 @@ def by_engine(engine, key, y):
     return engine.get_samples(), None, {}
 
 
-def bootstrap(problem):
-    simulator = kme.FromNoise(problem.from_noise, dist.Normal(0.0, 1.0))
-
-    def model(x):
-        theta = problem.prior()
-        with numpyro.plate("data", len(x)):
-            numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
-
-    return kme.PosteriorBootstrap(model, loss=kme.MMD(), num_samples=500)
-
-
 def smc(problem, budget, seed):
     """The last population of SMC-ABC within the budget, and how many simulations it took."""
     import pyabc
@@ -199,11 +167,11 @@ def smc(problem, budget, seed):
         key = jax.random.fold_in(jax.random.key(seed), next(keys))
         return {"x": np.asarray(draw(key, as_sample(np.array([parameters[name] for name in names]))), np.float64)}
 
-    compared = jax.jit(wasserstein)
+    distance = jax.jit(compared)
     abc = pyabc.ABCSMC(
         simulate,
         pyabc.Distribution(**{name: pyabc.RV(*spec) for name, spec in problem.priors.items()}),
-        lambda x, y: float(compared(x["x"], y["x"])),
+        lambda x, y: float(distance(x["x"], y["x"])),
         population_size=max(30, budget // 15),
         sampler=pyabc.sampler.SingleCoreSampler(),
     )
@@ -229,7 +197,8 @@ def synthetic(problem, budget, simulated, key):
 
     def model(x=None):
         settings = dict(num_simulations=count, rng_key=kme.mcmc.simulation_key("x"))
-        likelihood = kme.SyntheticLikelihood(STATISTICS_OF[type(problem)], problem.prior(), **settings)
+        sampled = numpyro.sample("theta", problem.prior)
+        likelihood = kme.SyntheticLikelihood(STATISTICS_OF[type(problem)], sampled, **settings)
         numpyro.sample("x", likelihood, obs=x)
 
     kernel = kme.PseudoMarginal(model, init_strategy=init_to_value(values={"theta": as_sample(nearest)}))
@@ -238,35 +207,40 @@ def synthetic(problem, budget, simulated, key):
     return chain.get_samples(), None, {"used": len(theta) + (steps + 2) * count}
 
 
-def simulations(model, y, budget, key):
-    return kme.simulate(key, kme.Problem.read(model, x=y), budget, progress_bar=False)
-
-
 def finders(problem, seed, budget, peers):
     """`{name: (function that finds a posterior, seconds of the simulations it is given)}`."""
-    key, (statistics, data) = jax.random.fold_in(jax.random.key(76), 1000 * seed + budget), models(problem)
+    key = jax.random.fold_in(jax.random.key(76), 1000 * seed + budget)
+    if budget == 0 and problem.from_noise is None:
+        return {}
     if budget == 0:
-        shown = {} if problem.from_noise is None else {BOOTSTRAP: bootstrap(problem)}
-        return {name: (partial(by_engine, engine, key, problem.raw), 0.0) for name, engine in shown.items()}
+        model = along_a_plate(kme.FromNoise(problem.from_noise, dist.Normal(0.0, 1.0)), theta=problem.prior)
+        engine = kme.PosteriorBootstrap(model, loss=kme.MMD(), num_samples=500)
+        return {BOOTSTRAP: (partial(by_engine, engine, key, problem.raw), 0.0)}
     simulate_key, kept = jax.random.fold_in(jax.random.key(74), 1000 * seed + budget), max(0.02, 20 / budget)
-    made, _, before = report.timed(simulations, statistics, problem.statistics, budget, simulate_key)
-    sets, _, before_sets = report.timed(simulations, data, problem.raw, budget, simulate_key)
-    on, on_data = (dict(simulations=of, progress_bar=False) for of in (made, sets))
     by_statistics = {
-        "KELFI, residual form": (kme.KELFI(statistics, **on), before),
-        "KernelABC": (kme.KernelABC(statistics, **on), before),
-        "KernelBayes": (kme.KernelBayes(statistics, **on), before),
-        "DistributionRegressionABC": (kme.DistributionRegressionABC(statistics, **on), before),
-        "KernelRecursiveABC (point)": (kme.KernelRecursiveABC(statistics, max(20, budget // 10), num_iterations=10), 0),
-        "RejectionABC, statistics": (kme.RejectionABC(statistics, quantile=kept, **on), before),
+        "KELFI, residual form": kme.KELFI,
+        "KernelABC": kme.KernelABC,
+        "KernelBayes": kme.KernelBayes,
+        "DistributionRegressionABC": kme.DistributionRegressionABC,
+        "RejectionABC, statistics": partial(kme.RejectionABC, quantile=kept),
     }
     by_data = {
-        "RejectionABC, Wasserstein": kme.RejectionABC(data, discrepancy=wasserstein, quantile=kept, **on_data),
-        "RejectionABC, MMD": kme.RejectionABC(data, discrepancy=mmd_of(problem), quantile=kept, **on_data),
-        "K2ABC": kme.K2ABC(data, estimator=mmd_of(problem), **on_data),
+        "RejectionABC, Wasserstein": partial(kme.RejectionABC, discrepancy=compared, quantile=kept),
+        "RejectionABC, MMD": partial(kme.RejectionABC, discrepancy=mmd_of(problem), quantile=kept),
+        "K2ABC": partial(kme.K2ABC, estimator=mmd_of(problem)),
     }
-    found = {n: (partial(by_engine, one, key, problem.statistics), t) for n, (one, t) in by_statistics.items()}
-    found |= {n: (partial(by_engine, one, key, problem.raw), before_sets) for n, one in by_data.items()}
+    found = {}
+    for simulator, observed, engines in (
+        (problem.draw, problem.raw, by_data),
+        (STATISTICS_OF[type(problem)], problem.statistics, by_statistics),
+    ):
+        model = Problem(problem.prior, simulator).model
+        read = kme.Problem.read(model, x=observed)
+        made, _, before = report.timed(kme.simulate, simulate_key, read, budget, progress_bar=False)
+        fitted = {name: engine(model, simulations=made, progress_bar=False) for name, engine in engines.items()}
+        found = {name: (partial(by_engine, one, key, observed), before) for name, one in fitted.items()} | found
+    recursive = kme.KernelRecursiveABC(model, max(20, budget // 10), num_iterations=10)
+    found["KernelRecursiveABC (point)"] = partial(by_engine, recursive, key, problem.statistics), 0.0
     found["SyntheticLikelihood, pseudo-marginal"] = partial(synthetic, problem, budget, made, key), before / 5
     if peers:
         found["SMC-ABC (pyabc), Wasserstein"] = partial(smc, problem, budget, seed), 0.0
@@ -307,9 +281,7 @@ def main(rows, problems=tuple(PROBLEMS), repeats=3, budgets=(300, 1000, 3000), s
             rows.fill(lambda find=find, before=before, known=problem, **_: scored(known, find, before), **key)
     sections = []
     for name in problems:
-        labels = [
-            label for label in dict.fromkeys(row["engine"] for row in rows.of(problem=name)) if label != BOOTSTRAP
-        ]
+        labels = dict.fromkeys(row["engine"] for row in rows.of(problem=name) if row["budget"] > 0)
         of = lambda label, budget, name=name: cells(rows.of(problem=name, engine=label, budget=budget), budget)  # noqa: E731
         lines = [[label, *(cell for budget in budgets for cell in of(label, budget))] for label in labels]
         lines.append([f"{BOOTSTRAP}, no budget", *of(BOOTSTRAP, 0), *[""] * (3 * len(budgets) - 3)])

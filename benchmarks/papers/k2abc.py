@@ -16,17 +16,19 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 
 import numpyro_kme as kme
 from benchmarks.helpers import nmse, report
+from benchmarks.helpers.problems import Problem
 from numpyro_kme.simulators import blowfly
 
 TRUTH, DATA = np.array([0.25, 0.04, 0.33, 0.04, 0.34]), 400
 PRIORS = {
-    "KELFI": (blowfly.PRIOR_MEAN, blowfly.PRIOR_SD),
-    "K2-ABC": (np.array([2.0, -1.0, 5.0, -0.5, -0.5, 2.0]), np.array([2.0, 0.4, 0.5, 1.0, 1.0, 1.0])),
+    "KELFI": dist.Normal(blowfly.PRIOR_MEAN, blowfly.PRIOR_SD).to_event(1),
+    "K2-ABC": dist.Normal(
+        np.array([2.0, -1.0, 5.0, -0.5, -0.5, 2.0]), np.array([2.0, 0.4, 0.5, 1.0, 1.0, 1.0])
+    ).to_event(1),
 }
 RULES = {
     "median": lambda key: kme.MedianHeuristic(),
@@ -43,9 +45,7 @@ def mixture(rng_key, theta):
     return pieces + jax.random.uniform(where, (DATA,))
 
 
-def toy_model(x=None):
-    theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(5)))
-    numpyro.sample("x", kme.Simulator(mixture, theta), obs=x)
+toy_model = Problem(dist.Dirichlet(jnp.ones(5)), mixture).model
 
 
 def toy(seed, simulations, rule):
@@ -68,14 +68,6 @@ def toy(seed, simulations, rule):
     return dict(zip(TOY, (scale, *sizes, *apart, width)))
 
 
-def series_model(mean, sd):
-    def model(x=None):
-        log_theta = numpyro.sample("log_theta", dist.Normal(mean, sd).to_event(1))
-        numpyro.sample("x", kme.Simulator(lambda key, theta: blowfly.blowfly(key, theta) / 1000.0, log_theta), obs=x)
-
-    return model
-
-
 def scored(rng_key, point, seconds):
     simulated = nmse.simulate(rng_key, np.tile(point, (nmse.RUNS, 1)))
     ratios = nmse.squared_errors(simulated) / nmse.stored_denominators()
@@ -85,12 +77,12 @@ def scored(rng_key, point, seconds):
 
 def flies(series, seed, prior, simulations, engine):
     """The score of K2-ABC without statistics."""
-    x, model = nmse.series(series), series_model(*PRIORS[prior])
+    x, model = nmse.series(series), Problem(PRIORS[prior], nmse.in_thousands).model
     keys = jax.random.split(jax.random.fold_in(jax.random.key(62), seed), 3)
     made = kme.simulate(keys[0], kme.Problem.read(model, x=x), simulations, progress_bar=False)
     found = kme.K2ABC(model, simulations=made)
     _, _, seconds = report.timed(found.run, keys[1], x=x)
-    point = found.posterior.expectation(lambda latents: latents["log_theta"])
+    point = found.posterior.expectation(lambda latents: latents["theta"])
     return scored(keys[2], point, seconds)
 
 

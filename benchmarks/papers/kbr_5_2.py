@@ -12,8 +12,11 @@ at tolerance 1e-6, by the prediction of 400 of the pairs from each other; this c
 time, simulations included, compilation apart. Takes a few minutes.
 """
 
+from functools import partial
+
 import jax
 import numpy as np
+from scipy.stats import sem
 
 from benchmarks.helpers import report
 from benchmarks.papers.kbr_gaussian import Normals
@@ -113,15 +116,14 @@ def curve(rows, dim, method):
     """Mean error and seconds for each size; for rejection at the number of accepted points that is best on average."""
     found = []
     for n in METHODS[method][2]:
-        chosen = rows.of(dim=dim, method=method, n=n)
+        column = partial(rows.column, dim=dim, method=method, n=n)
         if method == REJECTION:
-            by_number = {k: np.array([r["errors"][str(k)] for r in chosen]) for k in ACCEPTED}
-            best = min(by_number, key=lambda k: by_number[k].mean())
-            errors, note = by_number[best], f"{best} accepted"
+            best = min(ACCEPTED, key=lambda k, column=column: column("errors", str(k)).mean())
+            errors, note = column("errors", str(best)), f"{best} accepted"
         else:
-            errors, note = np.array([r["error"] for r in chosen]), f"rank {np.mean([r['rank'] for r in chosen]):.0f}"
-        seconds = np.mean([r["seconds"] for r in chosen])
-        found.append((method, n, len(chosen), errors.mean(), errors.std() / np.sqrt(len(errors)), seconds, note))
+            errors, note = column("error"), f"rank {column('rank').mean():.0f}"
+        ends = sem(errors, ddof=0), column("seconds").mean(), note
+        found.append((method, n, len(errors), errors.mean(), *ends))
     return found
 
 

@@ -15,6 +15,7 @@ length scales are a multiple of the medians, which with eps is chosen by split h
 
 import numpy as np
 from scipy.spatial.transform import Rotation
+from scipy.stats import sem
 
 from benchmarks.helpers import report
 from numpyro_kme.embeddings.parameter_choice import choose_by_holdout, kernel_bayes_candidates
@@ -223,8 +224,7 @@ def filmed(part, variance, seed, method):
 
 
 def mean_se(values, sign="", digits=4):
-    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-    return f"{np.mean(values):{sign}.{digits}f} ({error:.{digits}f})"
+    return f"{np.mean(values):{sign}.{digits}f} ({sem(values):.{digits}f})"
 
 
 def table_of_filters(rows, part):
@@ -248,10 +248,10 @@ def table_of_films(rows):
     for variance in VARIANCES:
         runs = rows.of(part="camera", variance=variance)
         for name in dict.fromkeys(name for run in runs for name in run["norms"]):
-            own = [run for run in runs if name in run["norms"]]
-            norms, squares = ([run[what][name] for run in own] for what in ("norms", "squares"))
-            seconds = np.mean([run["seconds"] for run in own])
-            lines.append([variance, name, len(own), mean_se(norms, digits=3), np.mean(squares), seconds])
+            of = dict(part="camera", variance=variance)
+            norms, squares = (rows.column(what, name, **of) for what in ("norms", "squares"))
+            seconds = np.mean([run["seconds"] for run in runs if name in run["norms"]])
+            lines.append([variance, name, len(norms), mean_se(norms, digits=3), np.mean(squares), seconds])
     header = ["noise variance", "filter", "runs", "Frobenius norm of the error (s.e.)", "its square", "seconds"]
     return report.table(header, lines)
 

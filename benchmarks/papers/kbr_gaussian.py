@@ -116,13 +116,13 @@ def main(rows, repeats=10):
     with jax.enable_x64(True):
         rows.fill(measured, dim=DIMENSIONS, seed=range(repeats))
     names = list(rows.rows[0]["errors"])
-    of = {d: {name: np.array([row["errors"][name] for row in rows.of(dim=d)]) for name in names} for d in DIMENSIONS}
+    of = lambda name, d: rows.column("errors", name, dim=d)  # noqa: E731
 
     def against(name, d):
-        logs = np.log(of[d][name] / of[d][RIVAL])
+        logs = np.log(of(name, d) / of(RIVAL, d))
         return f"{np.exp(logs.mean()):.2g} ({np.sum(logs < 0)} of {len(logs)})"
 
-    errors = [[name, *(of[d][name].mean() for d in DIMENSIONS)] for name in names]
+    errors = [[name, *(of(name, d).mean() for d in DIMENSIONS)] for name in names]
     beside = [[name, *(against(name, d) for d in DIMENSIONS)] for name in names if name != RIVAL]
     note = f"Means over {repeats} data sets, eps = 0.01 / n, median length scales unless said.\n\n"
     below = "Geometric mean over data sets; how many of them are below 1.\n\n"

@@ -7,22 +7,16 @@ processes, and the slowest. Imports are not in the rows below them, and the comp
 taken off where it is said. Takes five minutes a repeat.
 """
 
-import os
-import sys
-
 import numpy as np
 
 from benchmarks.helpers import cold_worker, report
 
 PARTS = tuple(cold_worker.ROWS)
-WORKER = [sys.executable, "-m", "benchmarks.helpers.cold_worker"]
 
 
 def measured(repeats, part):
-    """Seconds of each repeat by name, without a compilation cache on disk."""
-    left_out = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
-    settings = {name: value for name, value in os.environ.items() if name not in left_out}
-    runs = [report.last_line([*WORKER, part], env=settings) for _ in range(repeats)]
+    """Seconds of each repeat by name."""
+    runs = [report.in_a_process(*cold_worker.ROWS[part]) for _ in range(repeats)]
     return {"found": {name: [run[name] for run in runs] for name in runs[0]}}
 
 

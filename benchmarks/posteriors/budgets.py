@@ -9,7 +9,6 @@ process of its own, whose peak memory is the operating system's. The problems, c
 as long again with `--sizes 100000`.
 """
 
-import json
 import resource
 
 import jax
@@ -25,27 +24,24 @@ FRESH = 2000
 
 
 def one(name, size, seed):
-    """The held-out gap of one fit, the seconds to learn, and the peak memory of this process in GB, printed as JSON."""
+    """The held-out gap of one fit, the seconds to learn, and the peak memory of this process in GB."""
     problem = PROBLEMS[name]
     theta, x, _ = problem.draw(jax.random.key(2 * seed), size)
     fresh, data, exact = problem.draw(jax.random.key(2 * seed + 1), FRESH)
     coordinates = Coordinates.from_prior(jax.random.key(0), Problem.read(problem.model, x=data[0]), "x")
-    with report.quiet():
-        fitted, wall, cpu = report.timed(kme.fit_likelihood, theta, x, coordinates=coordinates)
+    fitted, wall, cpu = report.timed(kme.fit_likelihood, theta, x, coordinates=coordinates)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     surrogate, z = fitted.surrogate, coordinates.table(fresh)
     rows = np.array_split(np.arange(FRESH), 10)
     gaps = exact - np.concatenate([surrogate.at_rows(data[some]).log_density(z[some]) for some in rows])
     gaps = gaps[np.isfinite(exact)]
     found = {"mean": np.mean(gaps), "error": np.std(gaps) / np.sqrt(len(gaps)), "median": np.median(gaps)}
-    print(json.dumps(found | {"seconds": wall, "CPU seconds": cpu, "memory": memory}, default=float))
+    return found | {"seconds": wall, "CPU seconds": cpu, "memory": memory}
 
 
-def main(rows, sizes=(300, 1000, 3000, 10_000), seeds=2, problems=tuple(PROBLEMS), case=()):
-    if case:
-        return one(case[0], *map(int, case[1:]))
-    run = lambda problem, simulations, seed: report.in_a_process("budgets", "--case", problem, simulations, seed)  # noqa: E731
-    rows.fill(run, problem=problems, simulations=sizes, seed=range(seeds))
+def main(rows, sizes=(300, 1000, 3000, 10_000), seeds=2, problems=tuple(PROBLEMS)):
+    fresh = lambda problem, simulations, seed: report.in_a_process(one, problem, simulations, seed)  # noqa: E731
+    rows.fill(fresh, problem=problems, simulations=sizes, seed=range(seeds))
 
     def table(what, spread=None):
         of = lambda name, p, m: np.mean(rows.column(name, problem=p, simulations=m))  # noqa: E731

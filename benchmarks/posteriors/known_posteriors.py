@@ -24,14 +24,14 @@ from scipy import stats
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from benchmarks.helpers.posteriors import moments, normalised
-from benchmarks.helpers.problems import PROBLEMS, normals, of_law
-from benchmarks.helpers.sbi_models import TASKS
+from benchmarks.helpers.metrics import moments, normalised
+from benchmarks.helpers.problems import PROBLEMS, TASKS, along_a_plate, normal_draw, normals, of_law
 from numpyro_kme.kernels import EmpiricalMeasureRule
 from numpyro_kme.likelihoods import KernelStatistics
 from numpyro_kme.samplers.tempering import temper
 
-LONGEST, GRID, TIMES = 200, np.linspace(-5.0, 5.0, 1001), np.linspace(-1.0, 1.0, 30).astype(np.float32)
+LONGEST, GRID = 200, np.linspace(-5.0, 5.0, 1001)
+LINE = np.stack([np.ones(30), np.linspace(-1.0, 1.0, 30).astype(np.float32)], axis=1)
 
 
 class Case(NamedTuple):
@@ -66,39 +66,25 @@ def drawn(problem, rng):
     return x, draws.mean(axis=0), draws.std(axis=0)
 
 
-def of_problem(problem):
-    """A case of `helpers/problems.py`, by sums over six prior standard deviations."""
-
-    def draw(rng):
-        x = problem.draw(jax.random.key(rng.integers(2**31)), 1)[1][0]
-        axes = [np.linspace(-6.0 * sd, 6.0 * sd, 601) for sd in np.sqrt(np.asarray(problem.prior.variance))]
-        points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
-        log_p = jax.vmap(lambda t: problem.prior.log_prob(t) + problem.log_density(t, x))(points.reshape(-1, len(axes)))
-        return x, *on_grid(axes, np.asarray(log_p).reshape(points.shape[:-1]))
-
-    return Case(problem.model, draw)
+def summed(problem, rng):
+    """An observation, and moments by sums over six prior standard deviations."""
+    x = problem.draw(jax.random.key(rng.integers(2**31)), 1)[1][0]
+    axes = [np.linspace(-6.0 * sd, 6.0 * sd, 601) for sd in np.sqrt(np.asarray(problem.prior.variance))]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    log_p = jax.vmap(lambda t: problem.prior.log_prob(t) + problem.log_density(t, x))(points.reshape(-1, len(axes)))
+    return x, *on_grid(axes, np.asarray(log_p).reshape(points.shape[:-1]))
 
 
-def of_normal(model, design, variance, prior=1.0):
-    """A case of `x = design @ theta + noise` with normal priors and noise of these variances."""
+def regressed(design, variance, prior, rng):
+    """An observation of `x = design @ theta + noise`, normal of these variances, and moments in closed form."""
     precision = design.T @ design / variance + np.eye(design.shape[1]) / prior
-
-    def draw(rng):
-        theta = np.sqrt(prior) * rng.normal(size=design.shape[1])
-        x = design @ theta + np.sqrt(variance) * rng.normal(size=len(design))
-        return x, np.linalg.solve(precision, design.T @ x / variance), np.sqrt(np.diagonal(np.linalg.inv(precision)))
-
-    return Case(model, draw)
+    theta = np.sqrt(prior) * rng.normal(size=design.shape[1])
+    x = design @ theta + np.sqrt(variance) * rng.normal(size=len(design))
+    return x, np.linalg.solve(precision, design.T @ x / variance), np.sqrt(np.diagonal(np.linalg.inv(precision)))
 
 
-def normal_draw(rng_key, mean, log_sd=0.0):
-    return mean + jnp.exp(log_sd) * jax.random.normal(rng_key)
-
-
-def along_a_plate(x=None):
-    mean, log_sd = numpyro.sample("mean", dist.Normal(0.0, 1.0)), numpyro.sample("log_sd", dist.Normal(0.0, 0.5))
-    with numpyro.plate("draws", 20):
-        numpyro.sample("x", kme.Simulator(normal_draw, mean, log_sd), obs=x)
+PRIORS = {"mean": dist.Normal(0.0, 1.0), "log_sd": dist.Normal(0.0, 0.5)}
+PLATE = along_a_plate(lambda key, mean, log_sd: normal_draw(key, mean, jnp.exp(log_sd)), 20, **PRIORS)
 
 
 def plate_data(rng):
@@ -181,7 +167,7 @@ def referenced(folder, name, rng):
 
 
 def line(rng_key, level, slope):
-    return level + slope * TIMES + 2.0 * jax.random.normal(rng_key, (30,))
+    return level + slope * jnp.float32(LINE[:, 1]) + 2.0 * jax.random.normal(rng_key, (30,))
 
 
 def series(x=None):
@@ -192,13 +178,14 @@ def series(x=None):
 def normal(design, variance, prior=1.0):
     """A case whose statistics are normal around `design @ theta`."""
     law = lambda t: dist.Normal(jnp.asarray(design, jnp.float32) @ t, np.sqrt(variance)).to_event(1)  # noqa: E731
-    return of_normal(of_law(normals(design.shape[1], np.sqrt(prior)), law).model, design, variance, prior)
+    model = of_law(normals(design.shape[1], np.sqrt(prior)), law).model
+    return Case(model, partial(regressed, design, variance, prior))
 
 
-BOUNDED = ("crescents", "slcp")
 HEAVY = of_law(normals(2), lambda t: dist.StudentT(3.0, t[0] + t[1] * np.linspace(-1, 1, 6), 0.5).to_event(1))
 ANSWERS = of_law(normals(1, 1.5), lambda t: dist.Binomial(20, logits=t).to_event(1))
 SETS = {"form": KernelStatistics(EmpiricalMeasureRule())}
+LEARNT = {"statistics": kme.SemiAutomaticStatistics()}
 GRIDS = {
     "six Cauchy draws, location": PROBLEMS["six Cauchy draws"],
     "six draws of a mixture, weights": PROBLEMS["mixture weights"],
@@ -207,22 +194,20 @@ GRIDS = {
     "twenty answers": ANSWERS,
 }
 CASES = {
-    **{name: of_problem(problem) for name, problem in GRIDS.items()},
-    **{name: Case(PROBLEMS[name].model, partial(drawn, PROBLEMS[name])) for name in BOUNDED},
+    **{name: Case(problem.model, partial(summed, problem)) for name, problem in GRIDS.items()},
+    **{name: Case(PROBLEMS[name].model, partial(drawn, PROBLEMS[name])) for name in ("crescents", "slcp")},
     "one normal location": normal(np.eye(1), 0.25),
     "twenty normal locations": normal(np.eye(20), 0.25),
     "posterior of a 200th of the prior's width": normal(np.eye(1), 0.0025, 100.0),
     "regression, five slopes": normal(np.random.default_rng(5).normal(size=(10, 5)), 1.0),
     "ten parameters with bounds": Case(TASKS["gaussian_linear_uniform"], uniform_data),
     "mixture of two normals": Case(TASKS["gaussian_mixture"], mixture_data),
-    "20 draws along a plate": Case(along_a_plate, plate_data),
+    "20 draws along a plate": Case(PLATE, plate_data),
     "five groups": Case(groups, groups_data),
     "20 draws, those below 0 censored": Case(censored, censored_data),
     "3 of 10 statistics missing": Case(TASKS["gaussian_linear"], missing_data),
     "20 to 200 trials": Case(of_any_length, trials_data, SETS),
-    "a series, learnt statistics": of_normal(series, np.stack([np.ones(30), TIMES], axis=1), 4.0)._replace(
-        settings={"statistics": kme.SemiAutomaticStatistics()}
-    ),
+    "a series, learnt statistics": Case(series, partial(regressed, LINE, 4.0, 1.0), LEARNT),
 }
 REFERENCED = ("bernoulli_glm", "sir", "lotka_volterra")
 

@@ -9,18 +9,17 @@ has the power of the verdict against posteriors of one parameter that are normal
 sets of ranks each. Takes half an hour for 46 runs of each engine.
 """
 
+from contextlib import suppress
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from scipy.special import ndtr
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
-from benchmarks.helpers.problems import normals, of_law
+from benchmarks.helpers.problems import along_a_plate, normal_draw, normals, of_law
 from numpyro_kme import diagnostics
 from numpyro_kme.diagnostics.calibration import MARGIN
 from numpyro_kme.engines import EffectiveSampleSizeError
@@ -28,16 +27,7 @@ from numpyro_kme.engines import EffectiveSampleSizeError
 QUIET = dict(num_samples=200, progress_bar=False)
 
 
-def one_draw(rng_key, theta):
-    return theta + jax.random.normal(rng_key, (), jnp.result_type(theta))
-
-
-def data_set(x=None):
-    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-    with numpyro.plate("draws", 10):
-        numpyro.sample("x", kme.Simulator(one_draw, theta), obs=x)
-
-
+DATA_SET = along_a_plate(normal_draw, 10, theta=dist.Normal(0.0, 1.0))
 NORMALS = {dim: of_law(normals(dim), lambda t: dist.Normal(t, 0.7).to_event(1)).model for dim in (1, 2)}
 ENGINES = {
     "KELFI, normal, 1 dimension": lambda: kme.KELFI(NORMALS[1], 300, num_rounds=1, **QUIET),
@@ -45,7 +35,7 @@ ENGINES = {
     "kernel ABC, normal, 1 dimension": lambda: kme.KernelABC(NORMALS[1], 1000, **QUIET),
     "kernel Bayes, normal, 1 dimension": lambda: kme.KernelBayes(NORMALS[1], 1000, **QUIET),
     "rejection ABC, normal, 1 dimension": lambda: kme.RejectionABC(NORMALS[1], 5000, **QUIET),
-    "K2-ABC, 10 normal draws": lambda: kme.K2ABC(data_set, 2000, **QUIET),
+    "K2-ABC, 10 normal draws": lambda: kme.K2ABC(DATA_SET, 2000, **QUIET),
 }
 FAULTS = {
     "off by 0.5 sd": (0.5, 1.0),
@@ -61,11 +51,9 @@ def measured(datasets, engine, seed):
     truth_key, run_key, check_key = jax.random.split(key, 3)
     fitted = ENGINES[engine]()
     for y in kme.simulate(truth_key, kme.Problem.read(fitted.model), 20, progress_bar=False).x["x"]:
-        try:
+        with suppress(EffectiveSampleSizeError):
             fitted.run(run_key, x=y)
             break
-        except EffectiveSampleSizeError:
-            continue
     check = partial(diagnostics.check, check_key, fitted, datasets, progress_bar=False)
     found, _, seconds = report.timed(check)
     return {"p": found.p_value, "refused": found.calibration.refused, "CPU s": seconds}
