@@ -67,8 +67,8 @@ class Values:
     """Features `phi` of the values of an entry.
 
     Attributes:
-        start, step: Values are `start + step v`, with whole `v` of counts; what follows is in these units.
         atoms: Values that have an indicator, `(a,)`.
+        same: What a value may be off by from these, for rounding.
         knots: Values between which scores, and the logarithm of `h`, are straight lines, `(k,)`.
         scores: What radial basis functions take; of numbers their normal scores over all simulations, `(k,)`.
         log_base: `log h`: of numbers the density of all simulations, `(k,)`.
@@ -80,9 +80,8 @@ class Values:
         log_weights: `log w_k`, `(K,)`.
     """
 
-    start: Array
-    step: Array
     atoms: Array
+    same: Array
     knots: Array
     scores: Array
     log_base: Array
@@ -98,7 +97,7 @@ class Values:
         """Take so many categories, by their numbers: an indicator of each."""
         every, none, zeros, level = np.arange(float(number)), np.zeros((0, 1)), np.zeros(number), np.zeros(2)
         unused = np.array(-np.inf), none, none, np.zeros((0, 0))
-        return cls(np.zeros(()), np.ones(()), every, np.arange(2.0), level, level, *unused, every, zeros)
+        return cls(every, np.array(SAME), np.arange(2.0), level, level, *unused, every, zeros)
 
     @classmethod
     def of_counts(cls, v: np.ndarray, length: float) -> "Values":
@@ -112,8 +111,8 @@ class Values:
         nodes = edges[:-1] + 0.5 * (gaps - 1.0)  # in the middle of several
         scores = np.arcsinh((nodes - np.median(v)) / robust_standard_deviation(v))
         log_base = -0.5 * (DEGREES + 1.0) * np.log1p(np.square(np.sinh(scores)) / DEGREES)
-        often = values[repeats > OFTEN * len(v)]
-        return cls._with_basis(start, step, often, nodes, scores, log_base, -np.inf, nodes, np.log(gaps), length)
+        often, nodes = start + step * values[repeats > OFTEN * len(v)], start + step * nodes
+        return cls._with_basis(often, SAME * step, nodes, scores, log_base, -np.inf, nodes, np.log(gaps), length)
 
     @classmethod
     def of_numbers(cls, v: np.ndarray, length: float) -> "Values":
@@ -128,43 +127,33 @@ class Values:
         nodes = np.interp(np.linspace(scores[0], scores[-1], NODES), scores, knots)
         log_weights = np.log(np.gradient(nodes))
         none, log_tail = np.zeros(0), -np.log(len(v))
-        return cls._with_basis(0.0, 1.0, none, knots, scores, log_base, log_tail, nodes, log_weights, length)
+        return cls._with_basis(none, SAME, knots, scores, log_base, log_tail, nodes, log_weights, length)
 
     @classmethod
-    def _with_basis(cls, start, step, atoms, knots, scores, log_base, log_tail, nodes, log_weights, length):
+    def _with_basis(cls, atoms, same, knots, scores, log_base, log_tail, nodes, log_weights, length):
         number = int(np.clip(np.ptp(scores) / (0.7 * length), 4, NODES // 2))
         points = np.linspace(scores.min(), scores.max(), number)[:, None]
         root = inverse_root(gaussian_gram(points, points, length**2) + RIDGE * np.eye(number)).T
-        precision = np.full(points.shape, length**-2)
-        place = np.array(start), np.array(step)
-        return cls(
-            *place, atoms, knots, scores, log_base, np.array(log_tail), points, precision, root, nodes, log_weights
-        )
+        same, log_tail, precision = np.array(same), np.array(log_tail), np.full(points.shape, length**-2)
+        return cls(atoms, same, knots, scores, log_base, log_tail, points, precision, root, nodes, log_weights)
 
     def __call__(self, v: Any, xp: Any = jnp) -> Any:
         """`phi(v)` of values `(...)`, `(..., b)`."""
-        return self._features((v - self.start) / self.step, xp)
-
-    def _features(self, v, xp):
         points, precision, root, atoms = map(xp.asarray, (self.points, self.precision, self.root, self.atoms))
-        scores = xp.interp(v, xp.asarray(self.knots), xp.asarray(self.scores))
-        near = xp.exp(log_gaussians(scores[..., None], points, precision, xp)) @ root
-        same = xp.abs(v[..., None] - atoms) < SAME
+        near = xp.exp(log_gaussians(self.score(v, xp)[..., None], points, precision, xp)) @ root
+        same = xp.abs(v[..., None] - atoms) < self.same
         return xp.concatenate([same.astype(near.dtype), near], axis=-1)
 
     def at_nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """`phi(v_k)`, `(K, b)`, and `log (w_k h(v_k))`, `(K,)`."""
-        return self._features(self.nodes, np), self.log_weights + self._log_h(self.nodes, np)
+        return self(self.nodes, np), self.log_weights + self.log_h(self.nodes, np)
 
     def score(self, v: Any, xp: Any = jnp) -> Any:
         """Scores of values."""
-        return xp.interp((v - self.start) / self.step, xp.asarray(self.knots), xp.asarray(self.scores))
+        return xp.interp(v, xp.asarray(self.knots), xp.asarray(self.scores))
 
     def log_h(self, v: Any, xp: Any = jnp) -> Any:
         """`log h(v)`, without its constant; beyond the knots it goes on as it ends."""
-        return self._log_h((v - self.start) / self.step, xp)
-
-    def _log_h(self, v, xp):
         knots, log_base = xp.asarray(self.knots), xp.asarray(self.log_base)
         slopes = xp.diff(log_base) / xp.diff(knots)
         inside = xp.clip(v, knots[0], knots[-1])
@@ -246,26 +235,6 @@ class CoordinateFeatures:
         return RidgeFunctions(INTERCEPT * intercept[0], linear.T, self.points, precision, (self._root @ rbf).T)
 
 
-class Sample:
-    """Values `(m,)` at coordinates `(m, D)`, those of the same coordinates together: `z` `(d, D)`, and how many."""
-
-    def __init__(self, z: np.ndarray, v: np.ndarray):
-        self.repeats, self.v = Repeats.of(z), v
-        self.z, self.number = z[self.repeats.first], np.bincount(self.repeats.kind).astype(float)
-        self.different, which = np.unique(v, return_inverse=True)
-        size = len(self.z) * len(self.different)
-        self.counts: np.ndarray | None = None
-        if size < 10 * len(v):
-            cells = np.bincount(self.repeats.kind * len(self.different) + which, minlength=size)
-            self.counts = cells.reshape(len(self.z), -1).astype(float)
-
-    def sums(self, values: Values) -> np.ndarray:
-        """Sums of features, `(d, b)`: of the different values where many are the same."""
-        if self.counts is not None:
-            return self.counts @ values(self.different, np)
-        return self.repeats.reduced(np.add, values(self.v, np))
-
-
 def fit_family(
     z: np.ndarray, v: np.ndarray, make: Callable[[float], Values], learnt: ExponentialFamily | None = None
 ) -> ExponentialFamily:
@@ -278,36 +247,42 @@ def fit_family(
     Cost: for `d` different coordinates, `r` inducing points, `b` features of values and `K` nodes some hundred times
         `d b (r + K)` operations; the search of hyperparameters as much seven times, of a part of the simulations.
     """
-    sample = Sample(z, v)
+    repeats = Repeats.of(z)
+    z, number = z[repeats.first], np.bincount(repeats.kind).astype(float)
+
+    def sums(values):
+        """Sums of features of the values at each of the different coordinates, `(d, b)`."""
+        return repeats.reduced(np.add, values(v, np))
+
     known = learnt and (learnt.values, learnt.basis, np.asarray(learnt.weights), float(learnt.score))
-    values, basis, start, score = known or _search(sample, make)
+    values, basis, start, score = known or _search(z, number, v, sums, make)
     table, log_weights = values.at_nodes()
-    weights = maximise(basis(sample.z), sample.number, sample.sums(values), table, log_weights, start)
+    weights = maximise(basis(z), number, sums(values), table, log_weights, start)
     return ExponentialFamily(basis.functions(weights), values, table, log_weights, basis, weights, np.array(score))
 
 
-def _search(sample: Sample, make: Callable[[float], Values]) -> tuple[Values, CoordinateFeatures, np.ndarray, float]:
+def _search(z, number, v, sums_of, make) -> tuple[Values, CoordinateFeatures, np.ndarray, float]:
     """Find the hyperparameters that say most of held-out simulations: features, weights and this score."""
-    number = int(np.clip(SEARCHED // len(make(WIDTHS[0]).nodes), 2000, 20_000))
-    some = np.random.default_rng(0).permutation(len(sample.z))[:number]
+    most = int(np.clip(SEARCHED // len(make(WIDTHS[0]).nodes), 2000, 20_000))
+    some = np.random.default_rng(0).permutation(len(z))[:most]
     held, kept = np.split(some, [len(some) // 5])
-    points = Inputs.pivoted(sample.z, MOST, some[:2000]).inducing_points
+    points = Inputs.pivoted(z, MOST, some[:2000]).inducing_points
 
     @cache
     def of_width(width):
         values = make(width)
-        return values, sample.sums(values), np.mean(values.log_h(sample.v, np))
+        return values, sums_of(values), np.mean(values.log_h(v, np))
 
     @cache
     def attempt(width, amplitude, length):
         values, sums, log_h = of_width(width)
         basis = CoordinateFeatures(points, np.array(amplitude), np.array(length))
         table, log_weights = values.at_nodes()
-        weights = maximise(basis(sample.z[kept]), sample.number[kept], sums[kept], table, log_weights, None, LOOSE)
-        theta = basis(sample.z[held]) @ weights
+        weights = maximise(basis(z[kept]), number[kept], sums[kept], table, log_weights, None, LOOSE)
+        theta = basis(z[held]) @ weights
         log_sums = logsumexp_on_host(theta @ table.T + log_weights, axis=1)
-        total = np.sum(sums[held] * theta) - sample.number[held] @ log_sums
-        return values, basis, weights, float(total / max(sample.number[held].sum(), 1.0) + log_h)
+        total = np.sum(sums[held] * theta) - number[held] @ log_sums
+        return values, basis, weights, float(total / max(number[held].sum(), 1.0) + log_h)
 
     best = [WIDTHS[1], AMPLITUDES[1], LENGTHS[3]]
     for place, grid in enumerate((WIDTHS, AMPLITUDES, LENGTHS)):

@@ -142,14 +142,13 @@ class Given:
     def values(self, y: Any, z: Any, xp: Any) -> tuple[list[Any], Any]:
         """Counts and residuals, `(...)` each, of trials `(..., n)` at points `(..., D)`, and the log of the derivative
         of the residuals."""
-        found = [y[..., i] for i in self.counts]
-        if not self.numbers:
-            return found, 0.0
-        u, log_slope = (y[..., np.array(self.numbers)] - self.centre) / self.scale, -xp.log(xp.asarray(self.scale))
+        numbers, log_slope = y[..., np.array(self.numbers, int)], -xp.log(xp.asarray(self.scale))
+        u = (numbers - self.centre) / self.scale
         if self.standardisation is not None:
             u, of_residuals = self.standardisation(u, z, xp)
             log_slope = log_slope + of_residuals
-        return found + [u[..., i] for i in range(len(self.numbers))], xp.sum(log_slope, axis=-1)
+        values = [y[..., i] for i in self.counts] + [u[..., i] for i in range(len(self.numbers))]
+        return values, xp.sum(log_slope, axis=-1)
 
     def log_density(self, y: Any, z: Any, xp: Any) -> Any:
         """`sum_i log p(v_i | c, z, v_<i)` of trials `(..., n)` at points `(..., D)`."""
