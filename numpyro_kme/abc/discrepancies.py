@@ -9,7 +9,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, door, numpy_function, shown
+from numpyro_kme._core import checks, numpy_function, shown
 from numpyro_kme.embeddings.mmd import Estimator
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.losses.base import Loss
@@ -110,7 +110,7 @@ class OutOfDistributionCheck(NamedTuple):
         return self.nearest > self.threshold
 
 
-@door
+@numpy_function
 def out_of_distribution_check(to_observation: ArrayLike, between: ArrayLike) -> OutOfDistributionCheck:
     """Check if an observation lies outside the distribution of simulations, by any distance or discrepancy.
 
@@ -127,7 +127,6 @@ def out_of_distribution_check(to_observation: ArrayLike, between: ArrayLike) -> 
     Raises:
         ValueError: If shapes disagree, or distances are not finite.
     """
-    checks.concrete(to_observation=to_observation, between=between)
     for name, value in {"to_observation": to_observation, "between": between}.items():
         checks.sound(name, value)
     distance, between = np.asarray(to_observation, np.float64), np.asarray(between, np.float64)

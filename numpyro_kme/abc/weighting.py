@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.special import softmax
 
-from numpyro_kme._core import checks, door, in_jax_types, numpy_rng, shown, solves
+from numpyro_kme._core import checks, in_jax_types, numpy_function, numpy_rng, shown, solves
 from numpyro_kme.embeddings.means import ConditionalMeanEmbedding, MeanEmbedding, herd
 from numpyro_kme.kernels import low_rank, median_heuristic
 from numpyro_kme.kernels.base import Kernel, num_points
@@ -51,7 +51,7 @@ class RejectionWeights(NamedTuple):
     threshold: float
 
 
-@door
+@numpy_function
 def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> SoftWeights:
     r"""Weights of soft ABC, $w_i \propto e^{-d_i / \epsilon}$: with the squared MMD as `d` those of K2-ABC.
 
@@ -73,7 +73,7 @@ def soft_abc_weights(discrepancies: ArrayLike, epsilon: float | None = None) -> 
     return SoftWeights(softmax((distance.min() - distance) / epsilon), float(epsilon))
 
 
-@door
+@numpy_function
 def rejection_weights(
     discrepancies: ArrayLike, *, quantile: float | None = None, threshold: float | None = None
 ) -> RejectionWeights:
@@ -104,7 +104,7 @@ def rejection_weights(
     return RejectionWeights(accepted / accepted.sum(), float(threshold))
 
 
-@door
+@numpy_function
 def effective_sample_size(weights: ArrayLike) -> float:
     r"""$(\sum_i w_i)^2 / \sum_i w_i^2$, for weights `(m,)` of one sign or of both; 0 where all are zero.
 
@@ -148,7 +148,6 @@ def check_acceptance(quantile: float | None, threshold: float | None) -> None:
 
 
 def _checked(name, values, advice="Check the discrepancy and the simulations.") -> np.ndarray:
-    checks.concrete(**{name: values})
     checks.sound(name, values, advice)
     values = np.asarray(values, np.float64)
     fits = values.ndim == 1 and len(values) >= 1
@@ -235,7 +234,7 @@ class RegressionAdjustment:
         return cls(t + (at - features) @ slopes, shift, scale, residual, error)
 
 
-@door
+@numpy_function
 def recursive_abc_step(
     rng_key: jax.Array,
     kernel: Kernel,
@@ -270,7 +269,6 @@ def recursive_abc_step(
     Cost: `m r^2` for a factor of rank `r`, and `11 number^2` for herding.
     References: Kajihara, Kanagawa, Yamazaki & Fukumizu (2018), ICML.
     """
-    checks.concrete(rng_key=rng_key, theta=theta, x=x, observed=observed)
     checks.table("theta", theta, min_rows=2)
     checks.whole("number", number, 1)
     checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(length_scale)")

@@ -85,11 +85,9 @@ class Simulations(Saved):
     def joined(self, further: "Simulations") -> "Simulations":
         """These simulations and further ones; those at prior draws come first."""
         begun = max(self.attempted, int(np.max(self.index)) + 1)
+        names = ("arguments", "x", "latents", "deterministics")
         return Simulations(
-            _stacked(self.arguments, further.arguments),
-            _stacked(self.x, further.x),
-            _stacked(self.latents, further.latents),
-            _stacked(self.deterministics, further.deterministics),
+            *(_stacked(getattr(self, name), getattr(further, name)) for name in names),
             np.concatenate([self.index, begun + further.index]),
             dict(Counter(self.failures) + Counter(further.failures)),
             _stacked(self.failed, further.failed) if self.failed and further.failed else self.failed or further.failed,
