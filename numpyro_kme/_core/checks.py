@@ -6,7 +6,7 @@ let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.gra
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -67,6 +67,13 @@ def require(condition: bool, message: str, error: type[Exception] = ValueError) 
     """Raise `error` with `message` unless `condition` holds."""
     if not condition:
         raise explained(message, error)
+
+
+def given(value: T | None, message: str, error: type[Exception] = ValueError) -> T:
+    """The value, if there is one; raise `error` with `message` for None."""
+    if value is None:
+        raise explained(message, error)
+    return value
 
 
 def explained(message: str, error: type[Raised] = ValueError, **details: str) -> Raised:  # type: ignore[assignment]
@@ -179,6 +186,12 @@ def positive_number(name: str, value: Any) -> None:
     """Require one number, positive and finite where it is concrete."""
     number(name, value)
     positive(name, value)
+
+
+def optional(check: Callable, name: str, value: Any, *how: Any) -> None:
+    """Run `check(name, value, *how)` on a value that may be left out, where it is not None."""
+    if value is not None:
+        check(name, value, *how)
 
 
 def non_negative(name: str, value: Any) -> None:

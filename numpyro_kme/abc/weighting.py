@@ -140,8 +140,7 @@ def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
 def check_acceptance(quantile: float | None, threshold: float | None) -> None:
     """Require at most one of the two, in its range."""
     for name, value in {"quantile": quantile, "threshold": threshold}.items():
-        if value is not None:
-            checks.number(name, value)
+        checks.optional(checks.number, name, value)
     checks.require(quantile is None or threshold is None, "Give `quantile` or `threshold`, not both.")
     checks.require(quantile is None or 0 < quantile < 1, f"`quantile` must lie between 0 and 1; got {quantile}.")
     checks.require(threshold is None or bool(np.isfinite(threshold)), f"`threshold` must be finite; got {threshold}.")

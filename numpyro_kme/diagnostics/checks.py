@@ -2,7 +2,6 @@
 call, with one rule for when to distrust it."""
 
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -128,13 +127,11 @@ def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, t
 
 def simulations_of(posterior: Posterior) -> Simulations:
     """The simulations of a posterior that keeps them."""
-    if posterior.simulations is None:
-        raise checks.explained(
-            f"{posterior.engine} keeps no simulations. Call the other diagnostics one by one, and "
-            "`misspecification_test` with simulated outputs of prior draws.",
-            TypeError,
-        )
-    return posterior.simulations
+    why = (
+        f"{posterior.engine} keeps no simulations. Call the other diagnostics one by one, and "
+        "`misspecification_test` with simulated outputs of prior draws."
+    )
+    return checks.given(posterior.simulations, why, TypeError)
 
 
 def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -257,7 +254,6 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     if isinstance(posterior, LearntPosterior):
         latents = {name: posterior.samples[name] for name in problem.latents}
         learnt = handlers.surrogate(problem.model, posterior.likelihoods)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+        with checks.collected_warnings():
             surrogate = check_surrogate(learnt, latents, *problem.args, max_draws=200, **problem.kwargs)
     return Check(calibration, tests, predictive, surrogate)

@@ -236,8 +236,7 @@ def _least(settings, error) -> ChosenSettings:
     for one in settings:
         checks.instance("settings", one, KernelBayesSettings, "candidates KernelBayesSettings(...)")
         checks.positive_number("regularisation", one.regularisation)
-        if one.delta is not None:
-            checks.positive_number("delta", one.delta)
+        checks.optional(checks.positive_number, "delta", one.delta)
 
     def or_infinite(one):
         try:

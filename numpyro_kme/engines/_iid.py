@@ -139,11 +139,8 @@ class IidModel(Recomputed):
 
     def one_call(self) -> Simulator:
         """The simulator of one data point."""
-        whole = self.simulator
-        if whole is None:
-            raise checks.explained(
-                "This model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site.", TypeError
-            )
+        why = "This model has a density and no simulator; use NegativeLogLikelihood, or a Simulator site."
+        whole = checks.given(self.simulator, why, TypeError)
         params = (np.zeros(shape, param.dtype) for shape, param in zip(whole.call_shapes, whole.params))
         declared = dict(shape=whole.event_shape, dtype=whole.dtype) if whole.black_box else {}
         return Simulator(whole.fn, *params, event_dims=tuple(map(len, whole.call_shapes)), **declared)
@@ -163,8 +160,7 @@ class IidModel(Recomputed):
 
         With covariates, a point is a covariate of the data at random and a response.
         """
-        simulates = self.simulator is not None
-        checks.require(simulates, "a prior predictive needs a Simulator site; give `centering` a distribution.")
+        checks.given(self.simulator, "a prior predictive needs a Simulator site; give `centering` a distribution.")
         family = self.family(covariates)
 
         def one(rng_key):

@@ -167,9 +167,8 @@ class Engine(abc.ABC, Generic[P]):
 
     @property
     def _last(self) -> tuple[Any, P]:
-        if self._found is None:
-            raise checks.explained(f"{type(self).__name__}.run(rng_key, ...) should be called first.", RuntimeError)
-        return self._found
+        why = f"{type(self).__name__}.run(rng_key, ...) should be called first."
+        return checks.given(self._found, why, RuntimeError)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -230,8 +229,7 @@ class SimulationEngine(Engine[P]):
         super().check_settings()
         checks.whole("num_samples", self.num_samples, 1)
         for name in self.positive:
-            if getattr(self, name) is not None:
-                checks.positive_number(name, getattr(self, name))
+            checks.optional(checks.positive_number, name, getattr(self, name))
         self.plan  # noqa: B018 (raises an error for settings that it does not take)
 
     def _checked(self, problem: Problem) -> Problem:

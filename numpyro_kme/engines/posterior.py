@@ -107,12 +107,8 @@ class Posterior(Recomputed, Saved):
         return self._of_moments(np.asarray(function(dict(self.samples))))[0]
 
     def _of_moments(self, values: np.ndarray) -> np.ndarray:
-        if self.errors is None:
-            raise checks.explained(
-                f"The posterior of {self.engine} has no standard errors. Use KELFI with at least 20 simulations.",
-                NotImplementedError,
-            )
-        return self.errors.of_moments(np.asarray(values, np.float64))
+        why = f"The posterior of {self.engine} has no standard errors. Use KELFI with at least 20 simulations."
+        return checks.given(self.errors, why, NotImplementedError).of_moments(np.asarray(values, np.float64))
 
     @classmethod
     def load(cls, path: str | PathLike, problem: Problem | None = None) -> Self:
@@ -289,10 +285,8 @@ def missing_entries(site: SimulatorSite) -> dict[str, str]:
 
 def problem_of(posterior: Posterior) -> Problem:
     """The model of a posterior that rests on simulations."""
-    if posterior.problem is None:
-        raise checks.explained(
-            f"This needs the model, which the posterior of {posterior.engine} does not have. Give it by load(path, "
-            "problem=Problem.read(model, x=...)) to one from a file, or use an engine that works from simulations.",
-            TypeError,
-        )
-    return posterior.problem
+    why = (
+        f"This needs the model, which the posterior of {posterior.engine} does not have. Give it by load(path, "
+        "problem=Problem.read(model, x=...)) to one from a file, or use an engine that works from simulations."
+    )
+    return checks.given(posterior.problem, why, TypeError)

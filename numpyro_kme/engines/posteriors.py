@@ -81,12 +81,8 @@ class Posteriors(Saved):
         return len(self.found)
 
     def __getitem__(self, number: int) -> Posterior:
-        found = self.found[number]
-        if found is None:
-            raise checks.explained(
-                f"Observation {number}: {self.refused[number % len(self)]}", checks.EffectiveSampleSizeError
-            )
-        return found
+        why = f"Observation {number}: {self.refused.get(number % len(self))}"
+        return checks.given(self.found[number], why, checks.EffectiveSampleSizeError)
 
     def __iter__(self) -> Iterator[Posterior]:
         return (self[number] for number in range(len(self)))

@@ -129,8 +129,7 @@ class KernelBayes(WeightingEngine, KernelEngine):
 
     def check_settings(self):  # noqa: D102
         super().check_settings()
-        if self.num_folds is not None:
-            checks.whole("num_folds", self.num_folds, 2)
+        checks.optional(checks.whole, "num_folds", self.num_folds, 2)
         checks.instance("parameter_kernel", self.parameter_kernel, Kernel | None, "a kernel, such as Gaussian(1.0)")
         chosen = self.num_folds is None or (self.regularisation is None and self.delta is None)
         checks.require(chosen, "With `num_folds` the regularisation is chosen: leave `regularisation` and `delta` out.")

@@ -62,8 +62,7 @@ class LowRank:
         checks.sound("points", points)
         checks.positive_number("tolerance", tolerance)
         checks.require(tolerance < 1, f"`tolerance` must be below 1, a proportion of the diagonal; got {tolerance}.")
-        if max_rank is not None:
-            checks.whole("max_rank", max_rank, 1)
+        checks.optional(checks.whole, "max_rank", max_rank, 1)
         values = 1.0 * np.asarray(kernel.diagonal(points))
         rounding = 8.0 * np.finfo(values.dtype).eps  # float32 where a user wrote the kernel in JAX
         stop, diagonal = max(tolerance, rounding) * values.max(), values.astype(np.float64)
@@ -156,8 +155,7 @@ class DistributionRegression:
         """
         checks.table("targets", targets)
         targets = np.asarray(targets, np.float64)
-        if regularisation is not None:
-            checks.positive_number("regularisation", regularisation)
+        checks.optional(checks.positive_number, "regularisation", regularisation)
         points = kernel.points(np.asarray(in_jax_types(x)))
         checks.sound("x", points)
         n, m = num_points(points), len(targets)

@@ -185,9 +185,8 @@ def learn_normal(likelihood: LikelihoodAt) -> NormalMixture:
     Raises:
         ValueError: If the likelihood is not a sum of kernels.
     """
-    terms = likelihood.expansion()
-    if terms is None:
-        raise checks.explained("A prior is learnt from the published form of the likelihood alone (`KernelMeans`).")
+    why = "A prior is learnt from the published form of the likelihood alone (`KernelMeans`)."
+    terms = checks.given(likelihood.expansion(), why)
     points, squared_length = np.asarray(terms.points), np.square(terms.kernel.length_scale)
 
     def loss(at):

@@ -149,6 +149,5 @@ class NegativeLogLikelihood(Loss):
 
     def of_model(self, x, w, family, u, nodes):
         """Weighted negative log likelihood at `u`; the nodes play no part."""
-        known = family.log_density is not None
-        checks.require(known, "NegativeLogLikelihood needs a model with a density. Use MMD or Wasserstein.")
-        return -jnp.vdot(w, family.log_density(u, x))
+        needs = "NegativeLogLikelihood needs a model with a density. Use MMD or Wasserstein."
+        return -jnp.vdot(w, checks.given(family.log_density, needs)(u, x))

@@ -126,8 +126,7 @@ class MMD(Loss):
         return w @ matvec(self._kernel(x), x, y, v)
 
     def _kernel(self, points) -> Kernel:
-        kernel: Any = self.kernel
-        checks.require(kernel is not None, "`kernel` of MMD must be given where no data tell a length scale.")
+        kernel = checks.given(self.kernel, "`kernel` of MMD must be given where no data tell a length scale.")
         return OnPairs(self.covariate_kernel, kernel) if isinstance(points, tuple) else kernel
 
     def for_independent(self):

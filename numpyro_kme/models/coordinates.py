@@ -218,10 +218,9 @@ class Coordinates:
     def latents(self, z: Any) -> dict[str, Any]:
         """All latents of the model, `{site: (*lead, *shape)}`, at coordinates `(*lead, D)`, arrays of NumPy or JAX;
         raises unless `one_to_one`."""
-        if self.values is None:
-            raise checks.explained(f"These coordinates do not determine the latents. {self.note}")
+        curves = checks.given(self.values, f"These coordinates do not determine the latents. {self.note}")
         scores = z if self.factor is None else z @ self.factor[0].T
-        values = z.__array_namespace__().clip(self.values(scores), *self.bounds)  # type: ignore[misc]
+        values = z.__array_namespace__().clip(curves(scores), *self.bounds)  # type: ignore[misc]
         names, shapes = zip(*self.sites)
         return dict(zip(names, pieces(values, shapes)))
 

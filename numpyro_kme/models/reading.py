@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +16,8 @@ from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Latent, SimulatorSite
 
-
-class Parts(NamedTuple):
-    """Parts of a model; `Problem` has the same attributes."""
-
-    latents: Mapping[str, Latent]
-    simulators: Mapping[str, SimulatorSite]
-    factors: tuple[str, ...]
-    deterministics: tuple[str, ...]
+Parts = tuple[Mapping[str, Latent], Mapping[str, SimulatorSite], tuple[str, ...], tuple[str, ...]]
+"""Parts of a model, as the last fields of `Problem`: latents, simulators, factors and deterministic sites."""
 
 
 @tracing.one_model_at_a_time()
@@ -42,7 +36,7 @@ def read(model: Callable, args: tuple, kwargs: Mapping, before: Any = None, simu
     known = {name for name, site in trace.items() if site["type"] != "plate"} == set(parents)
     parts = _parts_of(trace, simulators, parents if known else _parents(model, args, kwargs, trace, simulators))
     if not known:
-        _check_weights(parts, model, args, kwargs)
+        _check_weights(*parts[:2], model, args, kwargs)
     return parts
 
 
@@ -139,7 +133,7 @@ def _parts_of(trace: Mapping, simulators: Mapping[str, Simulator], parents: Mapp
             _check_prior(name, site)
             series = (name,) if "_scan_current_index" in site["infer"] else ()  # each step depends on the one before
             latents[name] = Latent(site["fn"], np.asarray(site["value"]), parents[name] or series)
-    return Parts(latents, simulated, tuple(factors), tuple(deterministics))
+    return latents, simulated, tuple(factors), tuple(deterministics)
 
 
 def _check_likelihood(name: str, site: Mapping) -> None:
@@ -165,15 +159,15 @@ def _check_prior(name: str, site: Mapping) -> None:
     checks.require(free, f"The prior of {name!r} is one value (Delta), which belongs in numpyro.deterministic.")
 
 
-def _check_weights(parts: Parts, model: Callable, args: tuple, kwargs: Mapping) -> None:
+def _check_weights(latents: Mapping, simulators: Mapping, model: Callable, args: tuple, kwargs: Mapping) -> None:
     """Require masks and scales that are known before anything is inferred."""
 
     def weights(name, latents):
         site = tracing.run(model, args, kwargs, None, latents)[0][name]
         return compat.mask(site["fn"]), compat.scale(site)
 
-    for name, site in parts.simulators.items():
+    for name, site in simulators.items():
         if site.weighted:
-            values = {latent: jnp.asarray(known.value) for latent, known in parts.latents.items()}
+            values = {latent: jnp.asarray(known.value) for latent, known in latents.items()}
             behind = compat.depends_on(partial(weights, name), values)
             checks.require(not behind, f"The mask or scale of {name!r} depends on {behind}. Let it depend on data.")

@@ -146,8 +146,7 @@ def witness(x: Any, y: Any, labels: Names = None, *, length_scale: Any = None, a
     y = y[None] if y.ndim == x.ndim - 1 else y
     alike = x.ndim >= 1 and x.shape[1:] == y.shape[1:] and len(x) > 1 and len(y) > 0
     checks.require(alike, f"`x` and `y` must hold points of one shape, several in `x`; got {x.shape} and {y.shape}.")
-    if length_scale is not None:
-        checks.positive("length_scale", length_scale)
+    checks.optional(checks.positive, "length_scale", length_scale)
     columns, others = chosen({"x": x}), chosen({"x": y})
     usual = [max(values.std() / 3.0, 1e-300) for values in columns.values()]
     scales = np.broadcast_to(usual if length_scale is None else length_scale, len(columns))

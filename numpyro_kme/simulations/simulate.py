@@ -208,8 +208,7 @@ class Plan:
                 )
             if isinstance(self.on_failure, Penalise):
                 _check_penalty(self.on_failure.value, name, site.simulator.dtype)
-        if timeout is not None:
-            checks.positive_number("timeout", timeout)
+        checks.optional(checks.positive_number, "timeout", timeout)
         checks.require(
             (timeout is None and executor is None)
             or any(site.simulator.black_box for site in problem.simulators.values()),

@@ -85,16 +85,16 @@ class Simulations(Saved):
     def joined(self, further: "Simulations") -> "Simulations":
         """These simulations and further ones; those at prior draws come first."""
         begun = max(self.attempted, int(np.max(self.index)) + 1)
-        names = ("arguments", "x", "latents", "deterministics")
+        names = "arguments", "x", "latents", "deterministics", *(("failed",) if self.failed and further.failed else ())
+        stacked: Any = {name: _stacked(getattr(self, name), getattr(further, name)) for name in names}
         return Simulations(
-            *(_stacked(getattr(self, name), getattr(further, name)) for name in names),
-            np.concatenate([self.index, begun + further.index]),
-            dict(Counter(self.failures) + Counter(further.failures)),
-            _stacked(self.failed, further.failed) if self.failed and further.failed else self.failed or further.failed,
-            begun + (further.attempted or len(further)),
-            self.proposed + further.proposed,
-            self.repeated + further.repeated,
-            further.near or self.near,
+            **{"failed": self.failed or further.failed} | stacked,
+            index=np.concatenate([self.index, begun + further.index]),
+            failures=dict(Counter(self.failures) + Counter(further.failures)),
+            attempted=begun + (further.attempted or len(further)),
+            proposed=self.proposed + further.proposed,
+            repeated=self.repeated + further.repeated,
+            near=further.near or self.near,
         )
 
     def _repeated(self) -> str:

@@ -81,8 +81,7 @@ class ResidualKernelMeans(Form):
 
     def __post_init__(self):
         for name, least in (("subset", MIN_SIMULATIONS), ("num_inducing_points", 1)):
-            if getattr(self, name) is not None:
-                checks.whole(name, getattr(self, name), least)
+            checks.optional(checks.whole, name, getattr(self, name), least)
 
     def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> ResidualSurrogate:
         """Learn a surrogate from simulations.
