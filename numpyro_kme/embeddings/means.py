@@ -36,10 +36,8 @@ class MeanEmbedding:
         n = num_points(self.points)
         checks.require(n >= 1, "`points` must hold at least one point; got none.")
         checks.sound("points", self.points)
-        if self.weights is None:
-            object.__setattr__(self, "weights", gram.uniform_weights(self.points))
-        elif not isinstance(self.weights, jax.Array):
-            object.__setattr__(self, "weights", in_jax_types(self.weights))
+        weights = gram.uniform_weights(self.points) if self.weights is None else in_jax_types(self.weights)
+        object.__setattr__(self, "weights", weights)
         checks.shaped("weights", self.weights, (n,), "per point")
         checks.sound("weights", self.weights)
 

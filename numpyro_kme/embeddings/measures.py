@@ -44,10 +44,6 @@ class Measure(abc.ABC):
         """Matrix `int k_a(a_i, t) k_b(t, b_j) p(dt)` for points `(m, D)` and `(r, D)`, `(m, r)`."""
 
     @abc.abstractmethod
-    def as_points(self) -> "Points":
-        """Weighted points that stand for the measure."""
-
-    @abc.abstractmethod
     def sample(self, rng_key: jax.Array, n: int) -> np.ndarray:
         """`n` independent draws, `(n, D)`, by NumPy."""
 
@@ -85,10 +81,6 @@ class Points(Measure):
     def probabilities(self) -> Any:
         """The weights, `(T,)`."""
         return uniform_weights(self.points) if self.weights is None else self.weights
-
-    def as_points(self) -> "Points":
-        """Itself."""
-        return self
 
     @full_precision
     def mean_embedding(self, kernel, a):

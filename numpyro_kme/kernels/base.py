@@ -58,6 +58,9 @@ class Kernel:
     traced, differentiated and vmapped.
     """
 
+    what: ClassVar[str] = "a kernel, such as Gaussian(length_scale)"
+    """What an argument of this kind must be, in the words of error messages."""
+
     any_length: ClassVar[bool] = False
     """Whether `points` reads rows of NaN at the end of an array as rows behind its end (`kernels.pad`)."""
 

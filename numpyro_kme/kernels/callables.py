@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, host
+from numpyro_kme._core import checks, host, in_jax_types
 from numpyro_kme.kernels.base import Kernel, OfArrays, namespace, num_points, register, take
 
 
@@ -43,7 +43,7 @@ class FromCallable(OfArrays, Kernel):
     def pair(self, a, b):
         """Value of the callable for one pair of points."""
         if self.host:
-            return self._in_python([(0, 0)], *jax.tree.map(_as_batch, (a, b)))[0]
+            return self._in_python([(0, 0)], *take(jax.tree.map(in_jax_types, (a, b)), None))[0]
         value = jnp.asarray(self._call(a, b))
         checks.require(value.shape == (), f"`fn` must return a scalar for one pair; got shape {value.shape}.")
         return value
@@ -92,7 +92,3 @@ class FromCallable(OfArrays, Kernel):
             )
         with np.errstate(divide="ignore"):
             return namespace(values).log(values)
-
-
-def _as_batch(leaf):
-    return (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))[None]

@@ -52,7 +52,6 @@ class LowRank:
         References: Fine & Scheinberg (2001), JMLR 2.
         """
         n = num_points(points)
-        checks.instance("kernel", kernel, Kernel, "a kernel, such as Gaussian(length_scale)")
         checks.require(
             kernel.symmetric,
             f"{type(kernel).__name__} is a density of one point given the other and not symmetric, as the kernel of a "

@@ -53,6 +53,8 @@ class Problem(Recomputed):
         deterministics: Names of the deterministic sites that do not depend on a simulator's output.
     """
 
+    what = "a model as `Problem.read(model)` gives it"
+
     model: Callable
     args: tuple
     kwargs: Mapping[str, Any]

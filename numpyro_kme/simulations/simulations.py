@@ -196,7 +196,6 @@ class Simulations(Saved):
         Raises:
             ValueError: If a group or variable is missing, or shapes do not fit the model.
         """
-        checks.instance("problem", problem, Problem, "a model as `Problem.read(model)` gives it")
         groups = arviz.read_groups(source, ("prior", "prior_predictive"))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
@@ -219,7 +218,6 @@ class Simulations(Saved):
             StoreError: If it is no store, or damaged.
             ValueError: If shapes do not fit the model.
         """
-        checks.instance("problem", problem, Problem, "a model as `Problem.read(model)` gives it")
         known: dict[str, dict[int, tuple]] = {name: {} for name in problem.simulators}
         latents: dict[int, Arrays] = {}
         for part in Store(path).parts():
