@@ -107,4 +107,4 @@ def _words(hint: Any) -> str:
         return " or ".join(map(_words, parts))
     named: dict[Any, str] = {float: "a number", int: "a whole number", bool: "True or False", NoneType: "None"}
     named |= {Callable: "a function", str: "text", Literal: " or ".join(map(repr, parts))}
-    return named.get(kind) or getattr(kind, "what", f"of the kind {getattr(kind, '__name__', kind)}")
+    return named.get(kind) or str(getattr(kind, "what", f"of the kind {getattr(kind, '__name__', kind)}"))

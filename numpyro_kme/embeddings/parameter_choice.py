@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, door, numpy_function, shown, solves
+from numpyro_kme._core import checks, door, shown, solves
 from numpyro_kme.embeddings.filtering import KernelBayesFilter
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule, num_pairs, posterior_weights
 from numpyro_kme.embeddings.means import MeanEmbedding
@@ -91,7 +91,7 @@ def scaled_kernel(kernel: Kernel, factor: float) -> Kernel:
     return replace(kernel, length_scale=np.asarray(kernel.length_scale) * factor)  # type: ignore[type-var]
 
 
-@numpy_function
+@door
 def choose_by_folds(
     rng_key: jax.Array,
     x: PointSet,
@@ -131,7 +131,7 @@ def choose_by_folds(
     return _least_over_folds(rng_key, x, y, settings, num_folds, tolerance, error)
 
 
-@numpy_function
+@door
 def choose_by_prediction(
     rng_key: jax.Array,
     x: ArrayLike,
@@ -155,6 +155,7 @@ def choose_by_prediction(
         tolerance: Of the low-rank factors.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 4.2.
     """
+    checks.concrete(x=x)
     checks.table("x", x)
     table = np.asarray(x, np.float64)
 
@@ -169,6 +170,7 @@ def choose_by_prediction(
 
 def _least_over_folds(rng_key, x, y, settings, num_folds, tolerance, error) -> ChosenSettings:
     """Sum the errors `error(candidate, features of x, of y, fold)` over random folds."""
+    checks.concrete(rng_key=rng_key, x=x, y=y)
     n = num_pairs(x, y)
     checks.whole("num_folds", num_folds, 2)
     checks.require(2 * num_folds <= n, f"`num_folds` must be at most half of the {n} points; got {num_folds}.")
@@ -190,7 +192,7 @@ def _held_out(settings, of_x, of_y, fold, phi):
     return rest, posterior_weights(mu, of_y[rest], delta, phi)
 
 
-@numpy_function
+@door
 def choose_by_holdout(
     states: PointSet,
     observations: PointSet,
@@ -214,6 +216,7 @@ def choose_by_holdout(
         tolerance, max_rank: Of the low-rank factors.
     References: Fukumizu, Song & Gretton (2013), JMLR 14, section 5.3.
     """
+    checks.concrete(states=states, observations=observations)
     length = num_points(states)
     checks.require(length >= 8, f"`states` must hold at least 8 times to be halved; got {length}.")
     n = num_points(observations)
