@@ -6,7 +6,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "numpyro_kme"
 WARNS = ("checks.warn", "warnings.warn", "warn")
-ASKS = ("checks.require", "require")
+ASKS = ("checks.require", "require", "checks.given")
 GIVES = ("checks.explained", "explained")
 INNER = ("NotExact",)
 """Errors that the package itself catches."""

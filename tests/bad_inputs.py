@@ -144,7 +144,7 @@ add("simulate", "wrong shape", lambda: bank_of(X[:30]), r"got \(40, 1\) and \(30
 add("simulate", "wrong type", lambda: drawn(OK, on_failure="retry"), r"'skip', Retry\(...\) or Penalise")
 add("simulate", "wrong type", lambda: drawn(shifted, declared={}, executor="two"), "for black-box simulators")
 add("simulate", "wrong dtype", lambda: drawn(OK, declared=dict(shape=(2,), dtype="U3")), "at least one real number")
-add("door", "a kernel", lambda: kme.squared_mmd(1.0, X, X), "`kernel` must be of the kind Kernel; got 1")
+add("door", "a kernel", lambda: kme.squared_mmd(1.0, X, X), "`kernel` must be a kernel, such as .*; got 1")
 add("door", "a length", lambda: kernels.Gaussian(None), "`length_scale` must be an array of real numbers; got None")
 add("door", "a table", lambda: Simulations(arguments={"x": X}, x=X), "`x` must be of the kind Mapping; got .* array")
 add("door", "a number", lambda: kme.Simulator(shifted, 0.3, event_dims=2.0), "`event_dims` must be a whole")
@@ -377,7 +377,7 @@ for kind, call, raises in [
     ("wrong shape", lambda: learnt_summary(targets=THETA[:, 0]), r"`targets` must have shape \(points, dim\)"),
     ("m = 0", lambda: learnt_summary(ROWS_OF_SETS[:0], THETA[:0]), "`targets` must have at least 1 rows"),
     (BAD, lambda: learnt_summary(regularisation=1e-30), "Increase the regularisation"),
-    ("wrong type", lambda: learnt_summary(kernel="sets"), "`kernel` must be of the kind Kernel; got .sets"),
+    ("wrong type", lambda: learnt_summary(kernel="sets"), "`kernel` must be a kernel, such as .*; got .sets"),
     ("wrong shape", lambda: learnt_summary(ROWS_OF_SETS[:4]), "sets; got 4 and 40"),
     ("NaN", lambda: ridge_weights(spoilt(X, NAN)), "`inputs` has 1 entries"),
     ("outliers", lambda: ridge_weights(t=np.array([[1e30]])), ""),

@@ -51,17 +51,25 @@ class SurrogateCheck:
     def findings(self, site: str) -> list[str]:
         """Warnings at a site, and what to do next."""
         again = "Simulate more, best at these draws (`refine`), and sample again."
-        negative = f"The surrogate at site {site!r} is negative at {self.negative:.0%} of the draws. Simulate more."
-        off = (
-            "A posterior mean may be off by half a posterior standard deviation, or that by a third, or "
-            f"{self.off:.2g} times as much, by what was learnt at {site!r}. {again}"
-        )
         found = (
             (self.beyond > NEGLIGIBLE, extrapolation_message(site, self.beyond, again)),
-            (self.negative > 0.05, negative),
-            (self.off > 1.0, off),
+            (self.negative > 0.05, _negative_message(site, self.negative)),
+            (self.off > 1.0, _off_message(site, self.off)),
         )
         return [sentence for wrong, sentence in found if wrong]
+
+
+def _negative_message(site: str, negative: float) -> str:
+    """The warning that a signed surrogate is negative at draws of a chain."""
+    return f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws. Simulate more."
+
+
+def _off_message(site: str, off: float) -> str:
+    """The warning that moments of a chain may be off by as much as is warned of."""
+    return (
+        f"A posterior mean may be off by half a posterior standard deviation, or that by a third, or {off:.2g} times "
+        f"as much, by what was learnt at {site!r}. Simulate more, best at these draws (`refine`), and sample again."
+    )
 
 
 @door
