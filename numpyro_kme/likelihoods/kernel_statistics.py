@@ -17,7 +17,7 @@ from numpyro_kme.kernels.data_sets import lengths
 from numpyro_kme.kernels.length_scales import KernelRule
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.likelihoods.base import Form
-from numpyro_kme.likelihoods.learnt_statistics import LearntStatistics, OfLearnt
+from numpyro_kme.likelihoods.learnt_statistics import Learnt, LearntStatistics, OfLearnt
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 
 
@@ -63,7 +63,7 @@ class KernelStatistics(OfLearnt):
         regression = DistributionRegression.fit_best(kernels, x, z, self.regularisation)
         ends, table = (int(size.min()), int(size.max())), np.asarray(regression.held_out)
         table = table if ends[0] == ends[1] else np.concatenate([np.log(size)[:, None], table], axis=1)
-        return KernelRegressed(regression, event_shape, ends, gaps), table
+        return Learnt(KernelRegressed(regression, event_shape, ends, gaps), table)
 
 
 def gaps_of(y: np.ndarray) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from itertools import combinations
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import scipy
@@ -61,8 +61,11 @@ class LearntStatistics(abc.ABC):
         return ""
 
 
-Learnt = tuple[LearntStatistics, np.ndarray]
-"""Statistics, and those of the simulations, `(m, k)`, each as learnt without it where that matters."""
+class Learnt(NamedTuple):
+    """Statistics, and those of the simulations, `(m, k)`, each as learnt without it where that matters."""
+
+    statistics: LearntStatistics
+    simulated: np.ndarray
 
 
 class Statistics(abc.ABC):
@@ -237,7 +240,7 @@ class SelectedStatistics(Statistics):
             shared = shared | further
         chosen = tuple(np.flatnonzero(shared).tolist())
         statistics = Selected(p_values, chosen, tuple(map(str, chosen)), int(kept.sum()))
-        return statistics, statistics(x)
+        return Learnt(statistics, statistics(x))
 
 
 def cosines_of_ranks(column: np.ndarray, waves: int = 3) -> np.ndarray:

@@ -16,7 +16,7 @@ from numpyro_kme.kernels.gram import gaussian_gram, squared_distances
 from numpyro_kme.kernels.low_rank import DistributionRegression
 from numpyro_kme.kernels.products import Polynomial
 from numpyro_kme.kernels.stationary import Gaussian
-from numpyro_kme.likelihoods.learnt_statistics import LearntStatistics, Statistics
+from numpyro_kme.likelihoods.learnt_statistics import Learnt, LearntStatistics, Statistics
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 KERNEL = Sum((Gaussian(1.0), Polynomial(1)))
@@ -167,7 +167,7 @@ class SemiAutomaticStatistics(Statistics):
         near = squared_distances(a, a) + np.diag(np.full(len(a), np.inf))
         distances = np.sort(near.min(axis=1))
         statistics = SemiAutomatic(reader, regressions, explained, a, distances, tuple(told), names, chosen)
-        return statistics, np.concatenate([one.held_out[:, own] for one, own in parts], axis=1)
+        return Learnt(statistics, np.concatenate([one.held_out[:, own] for one, own in parts], axis=1))
 
 
 def _predicted(targets: np.ndarray, held_out: np.ndarray) -> np.ndarray:
