@@ -70,12 +70,9 @@ class Entries:
         for entry, column in enumerate(x.T):
             lost, column = np.full(min(1, np.isnan(column).sum()), np.nan), column[~np.isnan(column)]
             values, repeats = np.unique(column, return_counts=True)
-            if not len(values):
-                atoms.append(lost)
-                continue
             lattice = len(values) < len(column) and is_lattice(values)
             near = lattice and np.quantile(column, 0.9) <= values[0] + NODES * np.diff(values).min()
-            if len(values) <= FEW and repeats.min() >= np.clip(len(column) // FEW, 2, OFTEN):
+            if len(values) <= FEW and repeats.min(initial=OFTEN) >= np.clip(len(column) // FEW, 2, OFTEN):
                 atoms.append(np.append(values, lost))
                 continue
             atoms.append(np.append(values[:0] if lattice else values[repeats >= OFTEN], lost))
