@@ -8,8 +8,8 @@ import numpy as np
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator
 from numpyro_kme.losses import mmd
 
-MOST_STEPS = 200
-"""Steps of a minimisation; Newton steps that converge take about ten."""
+MOST_STEPS = 100
+"""Newton steps of a minimisation; those that converge take about ten."""
 MOST_DAMPING = 1e6
 """Damping, relative to the largest eigenvalue, at which steps are too short to go on."""
 LARGEST_REMAINING = 1e-4

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kme._core import checks, child, data_of, fold_in, frozen, jitted, programs, split
-from numpyro_kme.bootstrap.least_squares import LARGEST_REMAINING, MOST_STEPS
+from numpyro_kme.bootstrap.least_squares import LARGEST_REMAINING
 from numpyro_kme.bootstrap.look import BootstrapProblem, Look
 from numpyro_kme.bootstrap.rounds import CHECKED, HARMLESS, Explored, explore
 from numpyro_kme.bootstrap.weights import PILOT, DirichletProcess, Reweightings, draw_reweightings, with_full_data
@@ -18,6 +18,8 @@ from numpyro_kme.losses.base import Family, Loss, Nodes
 
 NUM_PILOTS = 128
 """Reweightings that say where to simulate."""
+MOST_STEPS = 200
+"""Steps of L-BFGS."""
 STALLED = 3
 """Steps without progress after which it ends; a line search may fail once or twice in float32 and go on."""
 FOLLOWED = 16
