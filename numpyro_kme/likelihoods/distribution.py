@@ -151,8 +151,8 @@ def fit_likelihood(
     Args:
         theta: `(m, p)` arguments, from any proposal: they need not be draws from the prior.
         x: `(m, *event)` outputs.
-        form: Form and settings of the surrogate; `ResidualKernelMeans()` when left out, or `KernelMeans()` for fewer
-            than ten simulations.
+        form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`, of choices, answers and counts
+            `KernelExponentialFamily()`, and of fewer than ten simulations `KernelMeans()`.
         coordinates: Map of the arguments to about standard normal; `Coordinates.standardise(theta)` when left out.
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.

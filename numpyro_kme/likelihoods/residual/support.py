@@ -98,7 +98,7 @@ class _Line(NamedTuple):
 
 
 class Extremes(NamedTuple):
-    """The lowest and highest statistics, `(d, n)` both, at coordinates `(d, D)` that many simulations have."""
+    """The lowest and highest statistics, `(d, n)` both, of the simulations at each of the coordinates `z`, `(d, D)`."""
 
     z: np.ndarray
     low: np.ndarray
