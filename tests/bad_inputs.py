@@ -293,7 +293,12 @@ WIDE = kernels.Gaussian(1.0)
 add("weighted", "NaN", lambda: abc(x=np.array([NAN])), "Nothing was observed at 'x': all 1 entries")
 add("weighted", "infinite", lambda: k2abc(x=spoilt(DATA, INF)), "`observation at 'x'` has 1 entries")
 add("weighted", "constant", lambda: k2abc(x=np.ones(20)), "All points of `x` coincide")
-add("weighted", "outliers", lambda: abc(x=np.array([1e30]), simulations=KEPT), "weights of all 40 simulations are zero")
+add(
+    "weighted",
+    "outliers",
+    lambda: abc(x=np.array([1e30]), simulations=KEPT),
+    "weights of 40 simulations sum to 0, their sizes to 0",
+)
 add("weighted", "wrong shape", lambda: abc(x=np.zeros((2, 2))), r"The observation at 'x' has shape \(2, 2\)")
 add("weighted", "wrong dtype", lambda: abc(x="text"), "at 'x' has dtype <U4; it must hold numbers")
 add("weighted", "m = 0", lambda: abc(num_simulations=0), "`num_simulations` must be at least 20; got 0")

@@ -123,17 +123,12 @@ def with_unit_sum(weights: np.ndarray, name: str, advice: str) -> np.ndarray:
     """
     weights = np.asarray(weights, np.float64)
     total, size = float(weights.sum()), float(np.abs(weights).sum())
-    if not (np.isfinite(size) and size > 0):
-        raise checks.explained(
-            f"{name}: the weights of all {len(weights)} simulations are zero, none is near the observation. {advice}",
-            checks.EffectiveSampleSizeError,
-        )
-    if total <= 1e-6 * size:
-        raise checks.explained(
-            f"{name}: the signed weights sum to {total:.2g}, their sizes to {size:.2g}: the observation lies away from "
-            f"the simulations, or the regularisation is too small. {advice}",
-            checks.EffectiveSampleSizeError,
-        )
+    checks.require(
+        total > 1e-6 * size,
+        f"{name}: the weights of {len(weights)} simulations sum to {total:.2g}, their sizes to {size:.2g}: the "
+        f"observation lies away from the simulations, or the regularisation is too small. {advice}",
+        checks.EffectiveSampleSizeError,
+    )
     return weights / total
 
 

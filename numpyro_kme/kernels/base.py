@@ -244,17 +244,21 @@ class _Composite(Batched):
         """Read arrays as the first member does; all members get the same points."""
         return self.kernels[0].points(x)
 
+    def parts(self, x: PointSet | None) -> Sequence[PointSet | None]:
+        """What each member gets of points: all of them."""
+        return [x] * len(self.kernels)
+
     def gram(self, x, y=None):
         """The members' Gram matrices, joined."""
-        return self.join([k.gram(x, y) for k in self.kernels])
+        return self.join([k.gram(*own) for k, *own in zip(self.kernels, self.parts(x), self.parts(y))])
 
     def log_gram(self, x, y=None):
         """The members' log Gram matrices, joined."""
-        return self.join_logs([k.log_gram(x, y) for k in self.kernels])
+        return self.join_logs([k.log_gram(*own) for k, *own in zip(self.kernels, self.parts(x), self.parts(y))])
 
     def diagonal(self, x):
         """The members' diagonals, joined."""
-        return self.join([k.diagonal(x) for k in self.kernels])
+        return self.join([k.diagonal(own) for k, own in zip(self.kernels, self.parts(x))])
 
     def log_integral(self, dim):
         """The members' integrals, joined."""
@@ -280,15 +284,8 @@ class Sum(_Composite):
         return functools.reduce(namespace(logs).logaddexp, logs)
 
 
-@register
-class Product(_Composite):
-    r"""Product `k(a, b) = prod_i k_i(a, b)`; also written `k1 * k2`.
-
-    Args:
-        kernels: A tuple of kernels on the same points.
-    """
-
-    kernels: tuple[Kernel, ...]
+class _Product(_Composite):
+    """A product of kernels."""
 
     def join(self, values):
         """Their product."""
@@ -301,6 +298,25 @@ class Product(_Composite):
     def log_integral(self, dim):
         """Raise: the integral of a product does not follow from those of its members."""
         return Kernel.log_integral(self, dim)
+
+
+@register
+class Product(_Product):
+    r"""Product `k(a, b) = prod_i k_i(a, b)`; also written `k1 * k2`.
+
+    Args:
+        kernels: A tuple of kernels on the same points.
+    """
+
+    kernels: tuple[Kernel, ...]
+
+
+class PairProduct(_Product):
+    """Base of products `k(a, b) = k_1(a_1, b_1) k_2(a_2, b_2)` on pairs of points."""
+
+    def parts(self, x):
+        """The first points for the first kernel, the second for the second."""
+        return (None, None) if x is None else x
 
 
 @register

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import checks, frozen, full_precision
 from numpyro_kme.kernels import gram
-from numpyro_kme.kernels.base import Batched, Kernel, PointSet, check_fields, namespace, num_points, register
+from numpyro_kme.kernels.base import Batched, Kernel, PairProduct, PointSet, check_fields, namespace, register
 from numpyro_kme.kernels.length_scales import SETS, LengthScaleRule, MedianHeuristic, RuleOfDistances, median_of_pairs
 from numpyro_kme.kernels.stationary import Gaussian
 
@@ -155,7 +155,7 @@ class EmpiricalMeasure(Batched):
     def diagonal(self, x):
         """Ones."""
         rows, _ = _measures("x", x)
-        return jnp.ones(num_points(rows), rows.dtype)
+        return jnp.ones(len(rows), rows.dtype)
 
 
 def _measures(name, batch):
@@ -193,7 +193,7 @@ def _squared_mmd(inner, x, y):
 
 
 @register
-class WithLength(Batched):
+class WithLength(PairProduct):
     r"""A kernel on arrays times one on how long they are, `k(a, b) exp(-(log n_a - log n_b)^2 / (2 l^2))`.
 
     Kernels on data sets compare distributions, and see nothing of how many rows say so: what is learnt with one alone
@@ -214,29 +214,13 @@ class WithLength(Batched):
         require_any_length(self.kernel)
 
     @property
-    def symmetric(self) -> bool:  # type: ignore[override]
-        """Tell whether `k` is symmetric."""
-        return self.kernel.symmetric
+    def kernels(self) -> tuple[Kernel, ...]:  # type: ignore[override]
+        """The kernel `k`, and a Gaussian on log lengths."""
+        return self.kernel, Gaussian(self.length_scale)
 
     def points(self, x):
-        """Read arrays `(n, longest, *shape)`, NaN behind their ends, as `k` does, with their log lengths, `(n,)`."""
-        return self.kernel.points(x), log_lengths(x)
-
-    def log_gram(self, x, y=None):
-        """Matrix of logarithms."""
-        return self.kernel.log_gram(x[0], None if y is None else y[0]) + self._on_lengths(x, y)
-
-    def gram(self, x, y=None):
-        """Matrix of kernel values; `k` may take negative ones."""
-        alike = self._on_lengths(x, y)
-        return self.kernel.gram(x[0], None if y is None else y[0]) * namespace(alike).exp(alike)
-
-    def _on_lengths(self, x, y):
-        return Gaussian(self.length_scale).log_gram(x[1][:, None], (x if y is None else y)[1][:, None])
-
-    def diagonal(self, x):
-        """The diagonal of `k`."""
-        return self.kernel.diagonal(x[0])
+        """Read arrays `(n, longest, *shape)`, NaN behind their ends, as `k` does, with their log lengths, `(n, 1)`."""
+        return self.kernel.points(x), log_lengths(x)[:, None]
 
 
 @frozen

@@ -59,14 +59,6 @@ class Gaussian(Stationary):
         """`dim/2 log(2 pi) + sum_d log l_d`."""
         return 0.5 * dim * np.log(2.0 * np.pi) + self.log_volume(dim)
 
-    def __mul__(self, other):
-        """The product with another Gaussian kernel is the one with `1 / l^2 = 1 / l_1^2 + 1 / l_2^2`."""
-        if not type(self) is type(other) is Gaussian:
-            return super().__mul__(other)
-        xp = namespace(self, other)
-        precisions = [xp.square(1.0 / xp.asarray(k.length_scale)) for k in (self, other)]
-        return Gaussian(1.0 / xp.sqrt(precisions[0] + precisions[1]))
-
 
 class _Matern(Stationary):
     """A Matern kernel, whose integral is its spectral density at frequency 0."""

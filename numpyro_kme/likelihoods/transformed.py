@@ -16,6 +16,7 @@ import abc
 import math
 from collections.abc import Sequence
 from dataclasses import field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,16 @@ import numpy as np
 from numpyro_kme._core import Array, checks, frozen, listed
 from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
-from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 EXPECTED = 10
 """What no simulation has of two entries is impossible where, did one not depend on the other, so many would have it."""
+
+
+def _of_inner(name: str) -> Any:
+    """What the inner likelihood has under a name."""
+    return property(attrgetter(f"inner.{name}"))
 
 
 class TransformedSurrogate(Surrogate):
@@ -50,10 +55,11 @@ class TransformedSurrogate(Surrogate):
         checks.real("y", y)
         return self.transformed(np.asarray(y, np.float64).reshape(math.prod(lead), -1)).reshape(*lead, -1)
 
-    @property
-    def region(self) -> Region:  # type: ignore[override]
-        """Simulated region, in which coordinates count as the inner likelihood depends on them."""
-        return self.inner.region
+    region = _of_inner("region")
+    moves = _of_inner("moves")
+    variance = _of_inner("variance")
+    informativeness = _of_inner("informativeness")
+    require_density = _of_inner("require_density")
 
     def at(self, y: Any) -> LikelihoodAt:
         """The likelihood at one observation `(*event)`, concrete."""
@@ -63,30 +69,13 @@ class TransformedSurrogate(Surrogate):
         """The likelihood at several outputs."""
         return self.inner.at_rows(self._of(rows, *rows.shape[:axes]), axes)
 
-    def informativeness(self) -> tuple[str, np.ndarray]:
-        """Implement `Surrogate.informativeness`, of `s`."""
-        return self.inner.informativeness()
-
-    def variance(self, z):
-        """Variance of the inner surrogate."""
-        return self.inner.variance(z)
-
     def describe_observation(self, y: Any) -> str:
         """Describe `s` of an observation."""
         return self.inner.describe_observation(self._of(y))
 
-    @property
-    def moves(self) -> bool:
-        """Tell whether the parameters move a statistic."""
-        return self.inner.moves
-
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Tell whether `s` cannot come from some coordinates."""
         return self.inner.outside_support(self._of(y, *y.shape[:-1]), z)
-
-    def require_density(self) -> None:
-        """Raise where the inner likelihood is no density."""
-        self.inner.require_density()
 
 
 @frozen

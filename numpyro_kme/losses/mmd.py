@@ -23,7 +23,7 @@ import numpy as np
 
 from numpyro_kme._core import checks, full_precision, host, jitted, programs
 from numpyro_kme.kernels import Gaussian, Kernel
-from numpyro_kme.kernels.base import Batched, num_points, register
+from numpyro_kme.kernels.base import PairProduct, num_points, register
 from numpyro_kme.kernels.gram import matvec
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic
 from numpyro_kme.kernels.low_rank import LowRank
@@ -127,7 +127,7 @@ class MMD(Loss):
 
     def _kernel(self, points) -> Kernel:
         kernel = checks.given(self.kernel, "`kernel` of MMD must be given where no data tell a length scale.")
-        return OnPairs(self.covariate_kernel, kernel) if isinstance(points, tuple) else kernel
+        return OnPairs((self.covariate_kernel, kernel)) if isinstance(points, tuple) else kernel
 
     def for_independent(self):
         """Leave out pairs of a simulated point with itself."""
@@ -140,7 +140,7 @@ class MMD(Loss):
         responses = data[1] if pairs else data
         kernel = self.kernel or gaussian_by(rule, responses)
         covariate = (self.covariate_kernel or gaussian_by(rule, data[0])) if pairs else None
-        _require_bounded(kernel if not pairs else OnPairs(covariate, kernel), vectors(data))
+        _require_bounded(kernel if not pairs else OnPairs((covariate, kernel)), vectors(data))
         return replace(self, kernel=kernel, covariate_kernel=covariate, length_scale=None)
 
     def is_squared_distance(self, data):
@@ -196,10 +196,10 @@ class KernelEmbedding(Embedding):
         kernel, pivots = self.factor.kernel, self.factor.pivots
         if weights is None:
             return _mean_kernels(kernel, pivots, points)[:, None] @ self.factor.inverse.T
-        near = np.asarray(kernel.covariate.gram(self.points[0], pivots[0]), np.float64)
+        near = np.asarray(kernel.kernels[0].gram(self.points[0], pivots[0]), np.float64)
         few = max(TOGETHER // points.shape[1], 1)
         samples = (points[start : start + few].reshape(-1, *points.shape[2:]) for start in range(0, len(points), few))
-        means = (_mean_kernels(kernel.response, pivots[1], flat).reshape(-1, *near.shape) for flat in samples)
+        means = (_mean_kernels(kernel.kernels[1], pivots[1], flat).reshape(-1, *near.shape) for flat in samples)
         return np.concatenate([weights @ (near * own) for own in means]) @ self.factor.inverse.T
 
 
@@ -220,16 +220,10 @@ def _means(kernel, pivots, points, nodes):
 
 
 @register
-class OnPairs(Batched):
+class OnPairs(PairProduct):
     """Product kernel `k(c, c') k(y, y')` on pairs (covariate, response)."""
 
-    covariate: Any
-    response: Kernel
-
-    def gram(self, x, y=None):
-        """Elementwise product of the two Gram matrices."""
-        y = x if y is None else y
-        return self.covariate.gram(x[0], y[0]) * self.response.gram(x[1], y[1])
+    kernels: tuple[Any, Kernel]
 
 
 def gaussian_by(rule: LengthScaleRule, data: Any) -> Gaussian:

@@ -155,7 +155,7 @@ def test_recursive_abc_begins_where_given_simulations_are(monkeypatch):
 @pytest.mark.parametrize(
     "x, settings, message",
     [
-        (60.0, {}, "the weights of all 50 simulations are zero"),
+        (60.0, {}, "the weights of 50 simulations sum to 0, their sizes to 0"),
         (6.0, {}, r"\d+ points of an iteration have come together in 1\.\d places"),
         (0.8, {"kernel": "gaussian"}, "`kernel` must be a kernel, such as Gaussian"),
         (0.8, {"num_iterations": 2.5}, "`num_iterations` must be a whole number; got 2.5"),

@@ -151,13 +151,6 @@ ROWS = [
         curvature=-1.0 - 3.0,
     ),
     Row(
-        "Product of Gaussians",
-        lambda l: K.Gaussian(l) * K.Gaussian(3.0 * l),
-        lambda a, b, l: gaussian(a, b, l) * gaussian(a, b, 3 * l),
-        integral=True,
-        curvature=-1.0 - 1 / 9,
-    ),
-    Row(
         "Scaled",
         lambda l: 2.5 * K.Matern52(l),
         lambda a, b, l: 2.5 * matern(2.5)(a, b, l),
@@ -184,8 +177,8 @@ ROWS = [
     Row(
         "WithLength",
         lambda l: K.WithLength(K.EmpiricalMeasure(K.Gaussian(0.8), 0.6), l),
-        lambda a, b, l: double(a[0], b[0], 0.6) * np.exp(-0.5 * ((a[1] - b[1]) / l) ** 2),
-        lambda rng, n: (data_sets(rng, n), rng.normal(size=n)),
+        lambda a, b, l: double(a[0], b[0], 0.6) * gaussian(a[1], b[1], l),
+        lambda rng, n: (data_sets(rng, n), rng.normal(size=(n, 1))),
         scaled=False,
     ),
     Row(
@@ -225,7 +218,7 @@ ROWS = [
 ]
 ONE_LINE = "Laplace", "Matern12", "Matern32", "Matern52", "InverseMultiquadric", "RationalQuadratic", "Energy"
 """Kernels that are, like the Gaussian, one function of the scaled distance."""
-ANOTHER = "Product of Gaussians", "weighted GaussianScaleMixture"
+ANOTHER = ("weighted GaussianScaleMixture",)
 """Rows that differ from another only in their integral."""
 COMBINED = "Scaled", "Sum", "Product", "GaussianScaleMixture"
 """Kernels made of others."""
