@@ -13,9 +13,6 @@ from numpyro_kme._core import checks
 
 Group = Mapping[str, Any]
 
-WITHOUT_DRAWS = ("observed_data", "constant_data")
-"""Groups without sample dimensions."""
-
 
 def to_inference_data(
     groups: Mapping[str, Group],
@@ -28,8 +25,8 @@ def to_inference_data(
     """Build the ArviZ object that belongs to the installed ArviZ.
 
     Args:
-        groups: `{group: {variable: array}}`. Arrays have shape `(chain, draw, *event)`, except in `observed_data` and
-            `constant_data`, which have no sample dimensions. Groups outside ArviZ's own list are kept on both lines.
+        groups: `{group: {variable: array}}`. Arrays have shape `(chain, draw, *event)`, except in `observed_data`,
+            which has no sample dimensions. Groups outside ArviZ's own list are kept on both lines.
             Slashes in names, as `numpyro.handlers.scope` makes them, become dots (`valid`).
         coords: Values of named dimensions.
         dims: Names of the dimensions of one draw, by variable; `{variable}_dim_{i}` otherwise. The group
@@ -53,7 +50,7 @@ def to_inference_data(
         "inference_library_version": version("numpyro-kme"),
         **{name: _plain(value) for name, value in (attrs or {}).items()},
     }
-    own, datasets = dict.fromkeys(WITHOUT_DRAWS, ()) | dict(leading or {}), {}
+    own, datasets = {"observed_data": (), **(leading or {})}, {}
     for name, group in groups.items():
         taken = {"chain", "draw"} & set(group)
         checks.require(not taken, f"ArviZ calls dimensions {sorted(taken)}, as sites are called here. Give others.")

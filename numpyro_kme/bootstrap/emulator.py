@@ -13,6 +13,8 @@ from math import comb
 import numpy as np
 from scipy.linalg import eigh
 
+from numpyro_kme.kernels.gram import gaussian_gram
+
 LENGTHS = 2.0, 4.0
 """Length scales of the Gaussian functions that are tried, in standard deviations of the region."""
 RIDGES = 1e-4, 1e-2, 1.0
@@ -109,8 +111,7 @@ class Basis:
         return np.stack([np.insert(z, 0, 1.0, axis=1)[:, column] for column in self.factors.T])
 
     def _gaussians(self, z: np.ndarray) -> np.ndarray:
-        squares = np.square(z).sum(axis=1)[:, None] + np.square(self.knots).sum(axis=1) - 2.0 * z @ self.knots.T
-        return np.exp(-0.5 * np.maximum(squares, 0.0) / self.length**2)
+        return gaussian_gram(z, self.knots, self.length**2)
 
 
 def num_monomials(dim: int, degree: int) -> int:
@@ -139,11 +140,11 @@ class Emulator:
 
     def at(self, x: np.ndarray) -> np.ndarray:
         """Embeddings at points `(R, p)`, `(R, r)`."""
-        return _product(self.basis.values(x)[:, None], self.coefficients)[:, 0]
+        return (self.basis.values(x)[:, None] @ self.coefficients)[:, 0]
 
     def tangents(self, x: np.ndarray) -> np.ndarray:
         """Derivatives of the embeddings, `(R, p, r)`."""
-        return _product(self.basis.jacobian(x), self.coefficients)
+        return self.basis.jacobian(x) @ self.coefficients
 
     def rows(self, rows: np.ndarray) -> "Emulator":
         """The embeddings of some reweightings."""
@@ -151,14 +152,7 @@ class Emulator:
 
     def curvature(self, x: np.ndarray, direction: np.ndarray) -> np.ndarray:
         """Hessians `(R, p, p)` of the inner products of the embeddings and directions `(R, r)`."""
-        return self.basis.curvature(x, _product(direction[:, None], np.swapaxes(self.coefficients, 1, 2))[:, 0])
-
-
-def _product(rows: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Products `(R, a, b)` with `(1, b, c)` or `(R, b, c)`; the first as one product of matrices."""
-    if len(matrices) > 1:
-        return rows @ matrices
-    return (rows.reshape(-1, rows.shape[2]) @ matrices[0]).reshape(*rows.shape[:2], -1)
+        return self.basis.curvature(x, (direction[:, None] @ np.swapaxes(self.coefficients, 1, 2))[:, 0])
 
 
 def fit(region: Ellipsoid, x: np.ndarray, embeddings: np.ndarray) -> Emulator:

@@ -135,7 +135,7 @@ class Posteriors(Saved):
         leading: dict[str, tuple[str, ...]] = {}
         behind = {"posterior": self.get_samples(True), "sample_stats": self.get_extra_fields(True)}
         for name, own in first.groups.items():
-            if name in arviz.WITHOUT_DRAWS:
+            if name == "observed_data":
                 groups[name], leading[name] = self._stacked(attrgetter("groups"), name), ("observation",)
             elif all(_same(posterior.groups[name], own) for posterior in self._kept):
                 groups[name] = dict(own)

@@ -54,7 +54,7 @@ class KernelStatistics(OfLearnt):
         """
         x = x.reshape(len(x), *(x.shape[1:] or (1,)))
         gaps = () if y is None else gaps_of(np.reshape(y, x.shape[1:]))
-        event_shape, x = x.shape[1:], without(x, gaps)
+        event_shape, x = x.shape[1:], np.delete(x, gaps, axis=1)
         size = lengths(x)
         rows = "row" if not gaps else f"row beside those that the observation lacks, {', '.join(map(str, gaps))}"
         none = int(np.sum(size == 0))
@@ -70,11 +70,6 @@ def gaps_of(y: np.ndarray) -> tuple[int, ...]:
     """Rows of an output `(longest, *shape)` before its end that hold NaN."""
     whole = ~np.isnan(y).reshape(len(y), -1).any(axis=1)
     return tuple(np.flatnonzero(~whole[: int(lengths(y[None])[0])]).tolist())
-
-
-def without(x: np.ndarray, gaps: tuple[int, ...]) -> np.ndarray:
-    """Outputs `(n, longest, *shape)` without some of their rows."""
-    return np.delete(x, gaps, axis=1) if gaps else x
 
 
 @register
@@ -124,7 +119,7 @@ class KernelRegressed(LearntStatistics):
             f"An output must have the shape {self.event_shape}; got {rows.shape[1]} numbers. Use `kernels.pad`.",
         )
         whole = rows.reshape(-1, *self.event_shape)
-        x = without(whole, self.gaps)
+        x = np.delete(whole, self.gaps, axis=1)
         size, (shortest, longest) = lengths(x), self.ends
         checks.require(bool(size.all()), "The observation has no row: its first row is NaN, where an output ends.")
         known = f"without the rows {list(self.gaps)}" if self.gaps else "from whole outputs"

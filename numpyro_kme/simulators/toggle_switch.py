@@ -43,20 +43,13 @@ def toggle_switch(rng_key, theta):
 
 def cell(levels, theta):
     """One cell given its noise, 601 uniform levels; computed in their precision."""
-    alpha1, alpha2, beta1, beta2, mu, sigma, gamma = theta.astype(levels.dtype)
+    alpha, beta, (mu, sigma, gamma) = jnp.split(theta.astype(levels.dtype), (2, 4))
 
-    def step(state, level):
-        first, second = state
-        new_first = first + alpha1 / (1.0 + second**beta1) - (1.0 + 0.03 * first)
-        new_second = second + alpha2 / (1.0 + first**beta2) - (1.0 + 0.03 * second)
-        moved = (
-            new_first + 0.5 * truncated(level[0], -2.0 * new_first),
-            new_second + 0.5 * truncated(level[1], -2.0 * new_second),
-        )
-        return jax.tree.map(lambda count: jnp.maximum(count, 1e-6), moved), None  # rounding can end below zero
+    def step(counts, level):
+        new = counts + alpha / (1.0 + counts[::-1] ** beta) - (1.0 + 0.03 * counts)
+        return jnp.maximum(new + 0.5 * truncated(level, -2.0 * new), 1e-6), None  # rounding can end below zero
 
-    start = (jnp.full((), 10.0, levels.dtype),) * 2
-    (first, _), _ = jax.lax.scan(step, start, levels[:-1].reshape(STEPS, 2))
+    first, _ = jax.lax.scan(step, jnp.full(2, 10.0, levels.dtype), levels[:-1].reshape(STEPS, 2))[0]
     width = mu * sigma / first**gamma
     return first + mu + width * truncated(levels[-1], -(first + mu) / width)
 
