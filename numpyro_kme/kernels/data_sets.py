@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks, frozen, full_precision
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Batched, Kernel, PairProduct, PointSet, check_fields, namespace, register
-from numpyro_kme.kernels.length_scales import SETS, LengthScaleRule, MedianHeuristic, RuleOfDistances, median_of_pairs
+from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, RuleOfDistances
 from numpyro_kme.kernels.stationary import Gaussian
 
 
@@ -241,12 +241,9 @@ class EmpiricalMeasureRule(RuleOfDistances):
         checks.instance("length_scale", self.length_scale, LengthScaleRule, "a rule such as MedianHeuristic()")
         checks.positive_number("multiple", self.multiple)
 
-    def __call__(self, x, targets=None):
-        """The kernel."""
-        few = self.some(x)
+    def unscaled(self, few, targets):
+        """The kernel, with a length scale inside by the rule."""
         size = lengths(few)
         rows = np.concatenate([one[:n] for one, n in zip(few, size)])
-        inner = Gaussian(self.length_scale(rows, None if targets is None else np.repeat(targets[:SETS], size, axis=0)))
-        bare = EmpiricalMeasure(inner, 1.0)
-        squared = np.asarray(bare.squared_mmd(bare.points(few)))
-        return EmpiricalMeasure(inner, self.multiple * median_of_pairs(squared, "data sets"))
+        own = None if targets is None else np.repeat(targets[: len(few)], size, axis=0)
+        return EmpiricalMeasure(Gaussian(self.length_scale(rows, own)), 1.0)

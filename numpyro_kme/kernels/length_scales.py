@@ -171,23 +171,32 @@ WIDER = 8.0
 
 
 class RuleOfDistances(KernelRule):
-    """A rule whose kernel has a length scale `eps` in units of the median distance between `SETS` outputs."""
+    """A rule whose kernel `exp(-d^2 / (2 eps^2))` has `eps` in units of the median distance between `SETS` outputs: an
+    author writes the kernel with `eps = 1`.
 
-    def some(self, x: Any) -> np.ndarray:
-        """The first `SETS` outputs, `(SETS, longest, dim)`."""
+    Attributes:
+        multiple: `eps` in these units.
+    """
+
+    multiple: float
+
+    @abc.abstractmethod
+    def unscaled(self, few: np.ndarray, targets: ArrayLike | None) -> Any:
+        """The kernel with `eps = 1` for outputs `(SETS, longest, dim)`, the first ones, and targets of all."""
+
+    def __call__(self, x, targets=None):
+        """The kernel."""
         few = np.asarray(x, np.float64)[:SETS]
-        return few.reshape(*few.shape[:2], -1)
+        few = few.reshape(*few.shape[:2], -1)
+        kernel = self.unscaled(few, targets)
+        squared = -2.0 * np.asarray(kernel.log_gram(kernel.points(few)))
+        median = float(np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)])))
+        checks.require(median > 0, "At least half of the outputs are the same: give a kernel by hand.")
+        return replace(kernel, length_scale=self.multiple * median)
 
     def candidates(self, x, targets=None):
         """With `eps`, and with `WIDER` times that."""
         return and_a_wider_one(self(x, targets))
-
-
-def median_of_pairs(squared: np.ndarray, what: str) -> float:
-    """Median distance of the pairs of a matrix of squared ones, `(n, n)`."""
-    median = float(np.sqrt(np.median(squared[np.triu_indices(len(squared), 1)])))
-    checks.require(median > 0, f"At least half of the {what} are the same: give a kernel by hand.")
-    return median
 
 
 def and_a_wider_one(kernel: Any) -> list[Kernel]:

@@ -14,8 +14,7 @@ from jax.typing import ArrayLike
 from numpyro_kme._core import checks, frozen, full_precision
 from numpyro_kme.kernels.base import Batched, Kernel, check_fields, namespace, register
 from numpyro_kme.kernels.data_sets import filled_up, may_end
-from numpyro_kme.kernels.gram import squared_distances
-from numpyro_kme.kernels.length_scales import RuleOfDistances, median_of_pairs
+from numpyro_kme.kernels.length_scales import RuleOfDistances
 from numpyro_kme.kernels.stationary import Stationary
 
 
@@ -210,12 +209,9 @@ class SignatureRule(RuleOfDistances):
         checks.whole("level", self.level, 1)
         checks.positive_number("multiple", self.multiple)
 
-    def __call__(self, x, targets=None):
-        """The kernel."""
-        few = self.some(x)
+    def unscaled(self, few, targets):
+        """The kernel, with the units of the columns."""
         ranges = np.median(np.nanmax(few, axis=1) - np.nanmin(few, axis=1), axis=0)
         vary = bool((ranges > 0).all())
         checks.require(vary, f"A column of most series is constant: the median ranges are {ranges}. Leave it out.")
-        signatures = Signature(1.0, ranges, self.level).points(few)
-        scale = self.multiple * median_of_pairs(squared_distances(signatures, signatures), "series")
-        return Signature(scale, ranges, self.level)
+        return Signature(1.0, ranges, self.level)

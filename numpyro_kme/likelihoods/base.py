@@ -128,11 +128,6 @@ class Surrogate(Recomputed, abc.ABC):
         title = str(said.pop("form", type(self).__name__))
         return Card(title, {name: short(value) for name, value in said.items()}, "at(y) gives the likelihood of y")
 
-    @property
-    def dim(self) -> int:
-        """Number of coordinates `D`."""
-        return len(self.region.low)
-
     def named(self, names: Sequence[str]) -> Self:
         """A copy with names of the statistics, `(n_raw,)`, which what is reported uses; here as it is."""
         return self

@@ -41,7 +41,7 @@ class KernelMeansPosterior:
     num_particles: int = 4096
 
     def __post_init__(self):
-        own, dim = self.measure.dim, self.surrogate.dim
+        own, dim = self.measure.dim, len(self.surrogate.region.low)
         checks.require(own == dim, f"`measure` has {own} dimensions and `surrogate` {dim}: use its coordinates.")
         checks.whole("num_particles", self.num_particles, 2)
 

@@ -119,7 +119,6 @@ def test_mutual_information_and_report(counts_and_rates):
     report = surrogate.describe()
     assert "held out" in report["location"] and report["marginal transformations"] == "curved: all statistics"
     assert all(len(line) < 100 for line in report.values() if isinstance(line, str))
-    assert surrogate.dim == 1
     halves = {**surrogate.improvements, "location": np.array([-0.1, 0.5 * np.log(2.0)])}
     told = dataclasses.replace(surrogate, improvements=halves).describe()["location"]
     assert told.startswith("0% to 50% of the variance")  # half the variance is log(2) / 2 nats
