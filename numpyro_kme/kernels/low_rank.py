@@ -26,14 +26,12 @@ class LowRank:
         pivots: `(r, dim)`.
         inverse: `W`, `(r, r)`: the inverse of the Cholesky factor of `k(P, P)`.
         values: `U`, features of the points that it was made of, `(n, r)`; `G ~ U U'`.
-        residual: Largest diagonal entry of `G - U U'`.
     """
 
     kernel: Kernel
     pivots: PointSet
     inverse: Array
     values: Array
-    residual: Array
 
     @classmethod
     @numpy_function
@@ -70,10 +68,8 @@ class LowRank:
             return np.asarray(kernel.gram(points, take(points, some)), np.float64)
 
         values, chosen = by_columns(columns, diagonal, stop, max_rank)
-        rest = np.maximum(diagonal - np.square(values).sum(axis=1), 0.0)
-        pivots = take(points, chosen)
         inverse = np.linalg.solve(values[chosen], np.eye(len(chosen)))
-        return cls(jax.tree.map(np.asarray, kernel), pivots, inverse, values, np.asarray(rest.max()))
+        return cls(jax.tree.map(np.asarray, kernel), take(points, chosen), inverse, values)
 
     @property
     def rank(self) -> int:

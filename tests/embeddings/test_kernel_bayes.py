@@ -18,7 +18,6 @@ def test_pivoted_cholesky(rng, kernel):
         factor = LowRank.fit(kernel, x, tolerance=tolerance)
         rest = full - factor.values @ factor.values.T
         assert np.diagonal(rest).min() > -1e-8 and np.diagonal(rest).max() <= tolerance + 1e-9
-        np.testing.assert_allclose(np.diagonal(rest).max(), factor.residual, atol=1e-8)
         np.testing.assert_allclose(factor.features(x), factor.values, atol=1e-5)
     exact = np.asarray(kernel.gram(t, x))
     np.testing.assert_allclose(factor.features(t) @ factor.values.T, exact, atol=1e-4)
