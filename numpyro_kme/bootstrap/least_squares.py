@@ -75,10 +75,10 @@ class Targets:
         m, tangents = emulator.at(x), emulator.tangents(x)
         (by_q, _), second = mmd.derivatives(np.vecdot(m, m), np.vecdot(m, self.data), self.fit_proportion)
         pull = self.pull(m)
-        slopes = np.stack([2.0 * _apply(tangents, m), _apply(tangents, self.data)], axis=2)
+        slopes = np.stack([2.0 * np.vecdot(tangents, m[:, None]), np.vecdot(tangents, self.data[:, None])], axis=2)
         hessian = 2.0 * by_q[:, None, None] * tangents @ np.swapaxes(tangents, 1, 2)
         hessian += slopes @ np.moveaxis(second, 2, 0) @ np.swapaxes(slopes, 1, 2) + emulator.curvature(x, pull)
-        gradient = _apply(tangents, pull) + self.weight * (x - self.anchors)
+        gradient = np.vecdot(tangents, pull[:, None]) + self.weight * (x - self.anchors)
         return self.total(m, x), gradient, hessian + self.weight * np.eye(x.shape[1])
 
     def rows(self, rows: np.ndarray) -> "Targets":
@@ -122,7 +122,3 @@ def _step(x, gradient, hessian, region, damping):
     values = np.maximum(np.abs(values), 1e-12 * size) + damping[:, None] * size
     along = np.einsum("rpq,rp->rq", vectors, gradient * free * units)
     return -np.einsum("rpq,rq->rp", vectors, along / values) * units
-
-
-def _apply(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    return np.einsum("rpk,rk->rp", matrices, vectors)

@@ -175,7 +175,7 @@ def _error(found: Explored, fresh: np.ndarray) -> tuple[float, float]:
 def moves(targets: Targets, emulator: Emulator, minima: Minima, found: np.ndarray) -> np.ndarray:
     """First-order moves `(R, p)` of minima whose embeddings were found to be `(R, r)` by simulation."""
     tangents, emulated = emulator.tangents(minima.x), emulator.at(minima.x)
-    change = np.einsum("rpk,rk->rp", tangents, targets.pull(found) - targets.pull(emulated))
+    change = np.vecdot(tangents, (targets.pull(found) - targets.pull(emulated))[:, None])
     values, vectors = np.linalg.eigh(minima.hessian)
     values = np.maximum(np.abs(values), 1e-9 * np.abs(values).max(axis=1, keepdims=True))
     return -np.einsum("rpq,rq->rp", vectors, np.einsum("rpq,rp->rq", vectors, change) / values)
@@ -194,7 +194,7 @@ def loss_scale(targets: Targets, emulator: Emulator, x: np.ndarray) -> float:
     if targets.fit_proportion:
         along = m / np.linalg.norm(m, axis=1, keepdims=True)
         c = targets.proportion(m)[:, None, None]
-        inner = np.einsum("rpk,rk->rp", tangents, along)
+        inner = np.vecdot(tangents, along[:, None])
         tangents = np.where(c < 1.0, c * (tangents - inner[:, :, None] * along[:, None]), tangents)
     h, directions = np.linalg.eigh(2.0 * tangents @ np.swapaxes(tangents, 1, 2))
     slopes = 2.0 * np.swapaxes(directions, 1, 2) @ tangents

@@ -245,7 +245,7 @@ class _Composite(Batched):
         return self.kernels[0].points(x)
 
     def parts(self, x: PointSet | None) -> Sequence[PointSet | None]:
-        """What each member gets of points: all of them."""
+        """Share points out to the members: all of them to each."""
         return [x] * len(self.kernels)
 
     def gram(self, x, y=None):

@@ -32,7 +32,7 @@ EXPECTED = 10
 
 
 def _of_inner(name: str) -> Any:
-    """What the inner likelihood has under a name."""
+    """Attribute of this name of the inner likelihood."""
     return property(attrgetter(f"inner.{name}"))
 
 
