@@ -49,13 +49,6 @@ def engine():
     return engine
 
 
-@pytest.mark.smoke
-def test_samples_are_one_chain(engine):
-    flat, grouped = engine.get_samples(), engine.get_samples(group_by_chain=True)
-    np.testing.assert_array_equal(grouped["b"], flat["b"][None])
-    assert engine.get_extra_fields(group_by_chain=True)["log_weight"].shape == (1, 100)
-
-
 def test_summary_shows_sites_and_what_was_learnt(engine, capsys):
     engine.print_summary(prob=0.5)
     printed = capsys.readouterr().out
@@ -78,9 +71,13 @@ def test_an_engine_that_keeps_nothing_is_run_again_by_condition(engine):
     np.testing.assert_array_equal(again.groups["observed_data"]["x"], 0.0)
 
 
+@pytest.mark.smoke
 def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):
+    """The samples are one chain."""
     idata = engine.to_inference_data(dims={"b": ["species"]}, coords={"species": ["x", "y", "z"]})
     np.testing.assert_array_equal(idata["posterior"]["a"].values, engine.get_samples(group_by_chain=True)["a"])
+    np.testing.assert_array_equal(idata["posterior"]["a"].values, engine.get_samples()["a"][None])
+    assert engine.get_extra_fields(group_by_chain=True)["log_weight"].shape == (1, 100)
     assert idata["posterior"]["b"].dims == ("chain", "draw", "species")
     np.testing.assert_array_equal(idata["posterior"]["b"].sel(species="y", draw=0), idata["posterior"]["b"][:, 0, 1])
     np.testing.assert_array_equal(idata["observed_data"]["x_dim_0"], np.arange(4))
