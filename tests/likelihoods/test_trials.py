@@ -211,14 +211,14 @@ def test_errors():
         FORM.fit(x[:, :1], x)
 
 
-def test_halves_keep_the_hyperparameters():
-    whole = learnt("choice and time")
-    half = FORM.again(whole, whole.simulated, whole.trials, np.arange(0, 2250, 2))
-    for found, known in [(half.choice, whole.choice), *zip(half.given[0].families, whole.given[0].families)]:
-        assert found.basis.length == known.basis.length and found.score == known.score
-        np.testing.assert_array_equal(found.values.precision, known.values.precision)
-        assert not np.array_equal(found.functions.linear, known.functions.linear)
-    assert len(half.trials) == 1125
+def test_halves_are_learnt_anew_with_the_categories_of_all():
+    whole, rows, at = learnt("choice and time"), np.arange(0, 2250, 2), np.array([[0.3]])
+    z, x = np.asarray(whole.simulated), np.asarray(whole.trials)
+    trial = x[0]
+    half, alone = FORM.again(whole, z, x, rows), FORM.fit(z[rows], x[rows])
+    assert half.at(trial).log_density(at) == alone.at(trial).log_density(at) != whole.at(trial).log_density(at)
+    others = FORM.again(whole, z, x, np.flatnonzero(x[:, 0] != trial[0]))
+    assert np.isfinite(others.at_rows(trial, 0).log_density(at))
 
 
 def test_a_likelihood_is_saved_and_described(tmp_path):

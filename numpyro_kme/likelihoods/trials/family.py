@@ -17,7 +17,7 @@ References: Canu and Smola (2006), Neurocomputing 69; Arbel and Gretton (2018), 
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -170,8 +170,6 @@ class ExponentialFamily:
         values: `phi`, and the nodes.
         table: `phi(v_k)`, `(K, b)`.
         log_weights: `log (w_k h(v_k))`, `(K,)`.
-        basis: `F`.
-        weights: `W`, `(f, b)`.
         score: Mean held-out log density in the search, nats.
     """
 
@@ -179,8 +177,6 @@ class ExponentialFamily:
     values: Values
     table: Array
     log_weights: Array
-    basis: "CoordinateFeatures"
-    weights: Array
     score: Array
 
     def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
@@ -200,32 +196,30 @@ def added(logs: Any, xp: Any) -> Any:
     return logsumexp(logs, axis=-1) if xp is jnp else logsumexp_on_host(logs, axis=-1)
 
 
-@register
-class CoordinateFeatures:
+class CoordinateFeatures(NamedTuple):
     """Features `F` of the coordinates.
 
     Attributes:
         points: Inducing points, `(r, D)`.
-        amplitude, length: Of the radial basis functions around them.
+        amplitude, length: Of the radial basis functions around them, the length in `sqrt(D)`.
     """
 
-    points: Array
-    amplitude: Array
-    length: Array
+    points: np.ndarray
+    amplitude: float
+    length: float
 
     @property
     def _squared(self) -> float:
-        return float(self.length) ** 2 * np.shape(self.points)[1]
+        return self.length**2 * self.points.shape[1]
 
     @property
     def _root(self) -> np.ndarray:
-        points = np.asarray(self.points)
-        among = gaussian_gram(points, points, self._squared) + RIDGE * np.eye(len(points))
-        return float(self.amplitude) * inverse_root(among).T
+        among = gaussian_gram(self.points, self.points, self._squared) + RIDGE * np.eye(len(self.points))
+        return self.amplitude * inverse_root(among).T
 
     def __call__(self, z: np.ndarray) -> np.ndarray:
         """`F`, `(d, 1 + 2 D + r)`."""
-        near = gaussian_gram(z, np.asarray(self.points), self._squared) @ self._root
+        near = gaussian_gram(z, self.points, self._squared) @ self._root
         return np.concatenate([np.full((len(z), 1), INTERCEPT), features(z), near], axis=1)
 
     def functions(self, weights: np.ndarray) -> RidgeFunctions:
@@ -235,15 +229,12 @@ class CoordinateFeatures:
         return RidgeFunctions(INTERCEPT * intercept[0], linear.T, self.points, precision, (self._root @ rbf).T)
 
 
-def fit_family(
-    z: np.ndarray, v: np.ndarray, make: Callable[[float], Values], learnt: ExponentialFamily | None = None
-) -> ExponentialFamily:
+def fit_family(z: np.ndarray, v: np.ndarray, make: Callable[[float], Values]) -> ExponentialFamily:
     """Learn the distribution of values `(m,)` given coordinates `(m, D)`.
 
     Args:
         z, v: These; rows of the same coordinates are taken together.
         make: The features of values with a length scale.
-        learnt: What was learnt of more simulations, from which hyperparameters are taken, and where the search begins.
     Cost: for `d` different coordinates, `r` inducing points, `b` features of values and `K` nodes some hundred times
         `d b (r + K)` operations; the search of hyperparameters as much seven times, of a part of the simulations.
     """
@@ -254,11 +245,10 @@ def fit_family(
         """Sums of features of the values at each of the different coordinates, `(d, b)`."""
         return repeats.reduced(np.add, values(v, np))
 
-    known = learnt and (learnt.values, learnt.basis, np.asarray(learnt.weights), float(learnt.score))
-    values, basis, start, score = known or _search(z, number, v, sums, make)
+    values, basis, start, score = _search(z, number, v, sums, make)
     table, log_weights = values.at_nodes()
     weights = maximise(basis(z), number, sums(values), table, log_weights, start)
-    return ExponentialFamily(basis.functions(weights), values, table, log_weights, basis, weights, np.array(score))
+    return ExponentialFamily(basis.functions(weights), values, table, log_weights, np.array(score))
 
 
 def _search(z, number, v, sums_of, make) -> tuple[Values, CoordinateFeatures, np.ndarray, float]:
@@ -276,7 +266,7 @@ def _search(z, number, v, sums_of, make) -> tuple[Values, CoordinateFeatures, np
     @cache
     def attempt(width, amplitude, length):
         values, sums, log_h = of_width(width)
-        basis = CoordinateFeatures(points, np.array(amplitude), np.array(length))
+        basis = CoordinateFeatures(points, amplitude, length)
         table, log_weights = values.at_nodes()
         weights = maximise(basis(z[kept]), number[kept], sums[kept], table, log_weights, None, LOOSE)
         theta = basis(z[held]) @ weights

@@ -155,11 +155,11 @@ class Given:
         return total
 
     def fit(self, z: np.ndarray, x: np.ndarray) -> "Given":
-        """Learn from trials `(m, n)` at `(m, D)`, with the hyperparameters of the families, if any."""
+        """Learn from trials `(m, n)` at `(m, D)`."""
         families: list[ExponentialFamily] = []
         for i, v in enumerate(self.values(x, z, np)[0]):
             make = partial(Values.of_counts if i < len(self.counts) else Values.of_numbers, v)
-            families.append(fit_family(z, v, make, self.families[i] if self.families else None))
+            families.append(fit_family(z, v, make))
             z = joined(z, families[-1].values.score(v, np), np)
         return replace(self, families=tuple(families))
 
@@ -205,7 +205,7 @@ class KernelExponentialFamily(Form):
         return self._fit(np.asarray(z, np.float64), np.asarray(x, np.float64))
 
     def again(self, learnt: "TrialsSurrogate", z, x, rows, *, measure=None, y=None) -> "TrialsSurrogate":
-        """Implement `Form.again`: with the hyperparameters, and the maps to residuals, of all simulations."""
+        """Implement `Form.again`: with the categories of all simulations, and whatever is rare as they have it."""
         return self._fit(np.asarray(z[rows], np.float64), np.asarray(x[rows], np.float64), learnt)
 
     @host.one_blas_thread
@@ -232,16 +232,15 @@ class KernelExponentialFamily(Form):
             f"{MIN_SIMULATIONS}. Simulate more, or use form=ResidualKernelMeans().",
         )
         category = np.argmax(entries.agree(x, np), axis=-1)
-        choice = learnt.choice if learnt else None
+        choice = None
         if len(entries.categories) > 1:
             make = lambda _: Values.of_categories(len(entries.categories))  # noqa: E731
-            choice = fit_family(z, category.astype(float), make, choice)
+            choice = fit_family(z, category.astype(float), make)
         given: list[Any] = list(learnt.given) if learnt else [None] * len(entries.members)
         for number, some in enumerate(entries.members):
-            rows, known = np.isin(category, some), given[number]
+            rows = np.isin(category, some)
             if rows.sum() >= MIN_SIMULATIONS:
-                own = z[rows], x[rows]
-                given[number] = known.fit(*own) if known else self._given(*own, *entries.others(some[0]))
+                given[number] = self._given(z[rows], x[rows], *entries.others(some[0]))
         ends = np.asarray(transform.forward(np.stack([filled.min(axis=0), filled.max(axis=0)])))
         region = Region.of(z, np.ones(z.shape[1]))
         return TrialsSurrogate(transform, region, entries, choice, tuple(given), ends, z, x, self)
