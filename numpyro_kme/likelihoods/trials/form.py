@@ -19,7 +19,6 @@ from numpyro_kme._core import Array, checks, full_precision, host, in_present_pr
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, Repeats, warn_if_out_of_distribution
-from numpyro_kme.likelihoods.residual.decorrelation import WORTH
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.support import Extremes
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, Standardisation
@@ -35,6 +34,9 @@ OFTEN = 10
 
 RARE = 100
 """Trials of a category from which its numbers are learnt by themselves; those of rarer ones are learnt together."""
+
+MAP = ResidualKernelMeans(subset=2000, num_inducing_points=200)
+"""How numbers are mapped to residuals: from all trials, and hyperparameters from 2,000."""
 
 ROUNDING = 1e-5
 """What values are the same to, relative to them: some are float32, others float64."""
@@ -124,7 +126,7 @@ class Given:
 
     Attributes:
         centre, scale: Of the numbers, `(q,)`.
-        standardisation: The map from numbers to residuals; None where they are learnt as they are.
+        standardisation: The map from numbers to residuals; None where there are none.
         families: Of each count, and of each residual, given those before.
         counts, numbers: Which entries these are (static).
     """
@@ -163,10 +165,6 @@ class Given:
             z = joined(z, families[-1].values.score(v, np), np)
         return replace(self, families=tuple(families))
 
-    def score(self, z: np.ndarray, x: np.ndarray) -> float:
-        """Mean held-out log density of the trials it was learnt from."""
-        return np.mean(self.values(x, z, np)[1]) + sum(float(family.score) for family in self.families)
-
 
 def joined(z: Any, value: Any, xp: Any) -> Any:
     """Coordinates `(..., D)` and a further one, `(...)`, broadcast."""
@@ -178,16 +176,13 @@ def joined(z: Any, value: Any, xp: Any) -> Any:
 @saveable
 @dataclass(frozen=True)
 class KernelExponentialFamily(Form):
-    r"""The likelihood of trials by kernel conditional exponential families: settings, and `fit`.
+    r"""The form of the likelihood of trials: kernel conditional exponential families.
 
     One output is one trial, of entries that take few values (choices, answers, omissions), counts, and numbers. It has
     the probability of its category times the probabilities and densities of its counts and numbers given that. It is
     learnt from all trials of all simulations, and the time that it takes to evaluate depends on neither. NaN in
     simulations, nothing recorded, is a category; where no simulation has it, it is what was not observed.
 
-    Args:
-        subset: Largest number of trials of a category that the map of its numbers to residuals is learnt from; what
-            residuals are left is learnt from all.
     References:
         Canu and Smola (2006), Neurocomputing 69; Arbel and Gretton (2018), AISTATS.
     """
@@ -195,17 +190,12 @@ class KernelExponentialFamily(Form):
     paper = "hsu2019bayesian"
     most_calls = 200_000
 
-    subset: int = 5000
-
-    def __post_init__(self):
-        checks.whole("subset", self.subset, MIN_SIMULATIONS)
-
     def fit(self, z, x, *, measure=None, y=None) -> "TrialsSurrogate":
         """Implement `Form.fit`."""
         return self._fit(np.asarray(z, np.float64), np.asarray(x, np.float64))
 
     def again(self, learnt: "TrialsSurrogate", z, x, rows, *, measure=None, y=None) -> "TrialsSurrogate":
-        """Implement `Form.again`: with the categories of all simulations, and whatever is rare as they have it."""
+        """Implement `Form.again`: with the categories of all simulations, and what is too rare as they have it."""
         return self._fit(np.asarray(z[rows], np.float64), np.asarray(x[rows], np.float64), learnt)
 
     @host.one_blas_thread
@@ -254,14 +244,8 @@ class KernelExponentialFamily(Form):
         transform = StatisticsTransform.fit(own)
         centre, scale = np.asarray(transform.centre), np.asarray(transform.scale)
         ends = (repeats.reduced(end, (own - centre) / scale) for end in (np.minimum, np.maximum))
-        extremes = Extremes(*(end[: self.subset] for end in (z[repeats.first], *ends)))
-        some = repeats.at_random(np.random.default_rng(0))[: self.subset]
-        standardisation = ResidualKernelMeans().standardised(z[some], own[some], transform, ends=extremes)[1]
-        mapped = Given(centre, scale, standardisation, (), counts, numbers).fit(z, x)
-        if np.any(standardisation.support.side):
-            return mapped
-        plain = Given(centre, scale, None, (), counts, numbers).fit(z, x)  # as numbers whose ends do not move
-        return plain if plain.score(z, x) > mapped.score(z, x) + WORTH else mapped  # scores hardly see slopes
+        standardisation = MAP.standardised(z, own, transform, ends=Extremes(z[repeats.first], *ends))[1]
+        return Given(centre, scale, standardisation, (), counts, numbers).fit(z, x)
 
 
 @register
