@@ -46,6 +46,12 @@ def progress(values: Iterable | None, description: str, shown: bool, total: int 
     return tqdm(values, desc=description, total=total, disable=not moves)
 
 
+def say(line: str, shown: bool) -> None:
+    """Print a line of what is to come, where bars are shown."""
+    if shown and progress_bars_allowed():
+        print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def phase(description: str, shown: bool) -> Iterator[None]:
     """Show what goes on within, and for how long, if it takes more than `PATIENCE` seconds."""

@@ -1,5 +1,7 @@
 """KELFI: kernel embedding likelihood-free inference."""
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, child, in_jax_types, split
+from numpyro_kme._core import checks, child, in_jax_types, listed, progress, split
 from numpyro_kme.engines.base import SimulationEngine
 from numpyro_kme.engines.learnt_likelihoods import FromPosterior, FromVariance, LearntLikelihoods, Proposal, is_narrow
 from numpyro_kme.engines.learnt_model import joint_values
@@ -213,11 +215,17 @@ class KELFI(SimulationEngine[LearntPosterior]):
         varying = sum(site.mask.size for site in sites) > numbers and not all(site.alike for site in sites)
         number = 1 if chosen and varying else self.resolved_rounds
         first, *later = np.bincount(np.arange(self.num_simulations) % number).tolist()  # as equal as can be
+        progress.say(self._announcement(problem, number), self.progress_bar)
+        begun = time.monotonic()
         simulations = self.plan.simulate(simulate_key, problem, first)
         if self.simulations is not None:
             simulations.warn_unless_near(problem.observations)
         learnt = self._fit(fit_key, problem, simulations)
         drawn, proposal = learnt.draw(sample_key, problem), self.proposal or FromPosterior()
+        seconds = time.monotonic() - begun
+        if later and seconds > 3.0:
+            told = f"KELFI: the first of {number} rounds took {seconds:.0f} s, and all take 3 to 12 times as long"
+            progress.say(told, self.progress_bar)
         for number, size in enumerate(later, 1):
             choose_key, run_key, power_key, draw_key = split(child(rounds_key, number), 4)
             power = proposal.power
@@ -233,6 +241,14 @@ class KELFI(SimulationEngine[LearntPosterior]):
                 break
         learnt = learnt.with_halves(fit_key) if self.standard_errors else learnt
         return learnt, learnt.reported(problem, drawn)
+
+    def _announcement(self, problem: Problem, rounds: int) -> str:
+        """Say what is about to be simulated."""
+        calls = {site: math.prod(found.simulator.batch_shape) for site, found in problem.simulators.items()}
+        each = listed(f"{number:,} calls of {site!r}" for site, number in calls.items() if number > 1)
+        number = len(self.simulations) if self.simulations else self.num_simulations
+        at = f", in up to {rounds} rounds" if rounds > 1 else ""
+        return f"KELFI: {number:,} simulations{' of ' * bool(each)}{each}{at}"
 
     def _relearnt(self, fit_key, draw_key, before: LearntLikelihoods, problem: Problem, further):
         """Learn from further simulations too, and draw again."""

@@ -5,6 +5,10 @@ import re
 import time
 from contextlib import suppress
 
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
@@ -46,6 +50,10 @@ def test_bars_are_shown_unless_they_are_switched_off():
     assert found > 10
 
 
+def drawn(rng_key, theta):
+    return theta + jax.random.normal(rng_key)
+
+
 def test_in_a_file_each_bar_and_phase_is_one_line(terminal, monkeypatch):
     monkeypatch.undo()
     for name in ("CI", "PYTEST_XDIST_WORKER"):
@@ -58,3 +66,14 @@ def test_in_a_file_each_bar_and_phase_is_one_line(terminal, monkeypatch):
         bar.update(3)
     assert list(progress.progress(iter(range(3)), "conditioning", True)) == [0, 1, 2]
     assert terminal() == "learning\nsimulating: 3\nconditioning\n"
+
+
+def test_an_engine_says_beforehand_what_it_will_do(terminal, monkeypatch):
+    def model(x=None):
+        theta = numpyro.sample("theta", dist.Normal())
+        with numpyro.plate("draws", 3):
+            numpyro.sample("x", kme.Simulator(drawn, theta), obs=x)
+
+    monkeypatch.setattr(progress, "_moves", lambda: False)
+    kme.KELFI(model, 20, num_rounds=2).run(jax.random.key(0), x=np.zeros(3))
+    assert terminal().startswith("KELFI: 20 simulations of 3 calls of 'x', in up to 2 rounds\nsimulating: 10\n")

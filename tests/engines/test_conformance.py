@@ -460,6 +460,7 @@ def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys
 @pytest.mark.parametrize(
     ("name", "bar"),
     [
+        ("KELFI", "KELFI: "),
         ("kernel ABC", "simulating"),
         ("kernel recursive ABC", "iterations"),
         pytest.param("posterior bootstrap", "moving to the minima", marks=pytest.mark.slow),
