@@ -248,9 +248,11 @@ def training(
     arguments, x = found.rows(np.asarray(simulations.arguments[site]), np.asarray(simulations.x[site]))
     if not (simulator.ragged or engine.missing):
         checks.sound("x", x, "Leave out the simulations that failed.")
-    form = engine.form_at(site, found) or default_form(x.reshape(-1, *simulator.event_shape))
+    draws = x.reshape(len(x), -1, *simulator.event_shape)
+    repeated = draws.shape[1] > 1 and simulator.bounds is None  # these are of numbers in the residual form alone
+    form = engine.form_at(site, found) or default_form(x.reshape(-1, *simulator.event_shape), repeated)
     chosen = some_calls(rng_key, number, len(arguments) // number, form.most_calls)
-    arguments, draws = arguments[chosen], x.reshape(len(x), -1, *simulator.event_shape)[chosen]
+    arguments, draws = arguments[chosen], draws[chosen]
     used = int(np.clip(form.most_calls // len(draws), 1, draws.shape[1]))
     theta, x = np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *simulator.event_shape)
     whole = found.mask.size == 1 and (simulator.ragged or not (found.weighted or found.missing))

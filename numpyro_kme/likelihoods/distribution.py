@@ -151,8 +151,8 @@ def fit_likelihood(
     Args:
         theta: `(m, p)` arguments, from any proposal: they need not be draws from the prior.
         x: `(m, *event)` outputs.
-        form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`, of choices, answers and counts
-            `KernelExponentialFamily()`, and of fewer than ten simulations `KernelMeans()`.
+        form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`; of choices, answers, counts and
+            repeated draws of one number, `KernelExponentialFamily()`; of fewer than ten simulations `KernelMeans()`.
         coordinates: Map of the arguments to about standard normal; `Coordinates.standardise(theta)` when left out.
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.
@@ -175,7 +175,7 @@ def fit_likelihood(
     checks.instance("form", form, Form | None, "KernelMeans(...), ResidualKernelMeans(...) or another form")
     coordinates = coordinates or Coordinates.standardise(theta)
     z = coordinates.table(theta)
-    form, points, point = _as_read(form, coordinates, x, y)
+    form, points, point = _as_read(form, coordinates, z, x, y)
     surrogate = form.fit(z, points, measure=measure, y=point)
     fitted = FittedLikelihood(surrogate.named(names), coordinates, x.shape[1:], z)
     return with_halves(fitted, x, form=form, measure=measure, y=y) if standard_errors else fitted
@@ -190,8 +190,9 @@ def with_halves(
 ) -> FittedLikelihood:
     """The likelihood with those of halves of its simulations before the `others`, where there are enough, and all
     numbers that vary over all outputs vary over the halves; arguments as `fit_likelihood` takes them."""
-    form, points, point = _as_read(form, fitted.coordinates, x, y)
-    z, rng, table, found = np.asarray(fitted.simulated), np.random.default_rng(0), x.reshape(len(x), -1), []
+    z = np.asarray(fitted.simulated)
+    form, points, point = _as_read(form, fitted.coordinates, z, x, y)
+    rng, table, found = np.random.default_rng(0), x.reshape(len(x), -1), []
     varies = (table != table[0]).any(axis=0)
     with checks.collected_warnings():
         for rows in [half for _ in range(SPLITS) for half in Repeats.of(z).halves(rng)]:
@@ -202,19 +203,22 @@ def with_halves(
     return replace(fitted, others=(*found, *fitted.others), shares=(*shares, *fitted.shares))
 
 
-def _as_read(form: Form | None, coordinates: Coordinates, x: np.ndarray, y: Any) -> tuple[Form, Any, Any]:
+def _as_read(
+    form: Form | None, coordinates: Coordinates, z: np.ndarray, x: np.ndarray, y: Any
+) -> tuple[Form, Any, Any]:
     """A form of the likelihood, and outputs and the observation as it reads them."""
-    form = form or default_form(x)
+    form = form or default_form(x, 2 * len(Repeats.of(z)) <= len(x))
     form = replace(form, names=coordinates.names) if isinstance(form, OfStatistics) else form
     point = None if y is None else take(form.points(np.asarray(in_jax_types(y))[None]), 0)
     return form, form.points(x), point
 
 
-def default_form(x: np.ndarray) -> Form:
-    """The form of the likelihood of outputs `(m, *event)`, NaN where nothing is recorded, where none is asked for."""
+def default_form(x: np.ndarray, repeated: bool = False) -> Form:
+    """The form of the likelihood of outputs `(m, *event)`, NaN where nothing is recorded, where none is asked for; some
+    are `repeated` draws of the same parameters."""
     if len(x) < MIN_SIMULATIONS:
         return KernelMeans()
-    if Entries.of(x.reshape(len(x), -1)).trials:
+    if Entries.of(x.reshape(len(x), -1)).are_trials(repeated):
         return KernelExponentialFamily()
     return Recorded() if np.isnan(x).any() else ResidualKernelMeans()
 

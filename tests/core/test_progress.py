@@ -75,5 +75,5 @@ def test_an_engine_says_beforehand_what_it_will_do(terminal, monkeypatch):
             numpyro.sample("x", kme.Simulator(drawn, theta), obs=x)
 
     monkeypatch.setattr(progress, "_moves", lambda: False)
-    kme.KELFI(model, 20, num_rounds=2).run(jax.random.key(0), x=np.zeros(3))
+    kme.KELFI(model, 20, num_rounds=2, standard_errors=False).run(jax.random.key(0), x=np.zeros(3))
     assert terminal().startswith("KELFI: 20 simulations of 3 calls of 'x', in up to 2 rounds\nsimulating: 10\n")

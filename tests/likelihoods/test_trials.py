@@ -255,6 +255,7 @@ OUTPUTS = {
 def test_which_outputs_are_trials(kind):
     x, trials = OUTPUTS[kind]
     assert default_form(x) == (FORM if trials else kme.ResidualKernelMeans())
+    assert default_form(x, repeated=True) == (FORM if trials or kind == "large counts" else kme.ResidualKernelMeans())
 
 
 def answer(rng_key, logit):

@@ -90,11 +90,10 @@ class Entries:
                 members[some] = int(sum(shares[list(some)]))
         return replace(found, members=tuple(members), fewest=min(members.values(), default=len(x)))
 
-    @property
-    def trials(self) -> bool:
-        """Tell whether outputs are trials with categories or counts, and not vectors of statistics."""
+    def are_trials(self, repeated: bool) -> bool:
+        """Tell whether outputs are trials, with categories, counts or one `repeated` number, and not statistics."""
         others = len(self.counts) + len(self.numbers)
-        some = bool(self.counts) or len(self.categories) > 1
+        some = bool(self.counts) or len(self.categories) > 1 or (repeated and others == 1)
         few = len(self.categories) <= MOST_CATEGORIES and others <= MOST_ENTRIES
         return some and few and self.fewest >= MIN_SIMULATIONS
 
