@@ -157,8 +157,8 @@ def fit_likelihood(
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.
         names: Of the numbers of one output, flattened, for what is reported.
-        standard_errors: Whether to learn from halves of the simulations, too (`others`), for which it takes up to twice
-            as long.
+        standard_errors: Whether to learn from halves of the simulations, too (`others`), for which it takes up to three
+            times as long.
     Raises:
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
