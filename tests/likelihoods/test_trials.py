@@ -205,7 +205,7 @@ def test_the_onset_of_times_moves_with_a_parameter():
 
 def test_errors():
     surrogate, x = learnt("choice and time"), np.random.default_rng(0).integers(0, 2, (500, 8)).astype(float)
-    with pytest.raises(ValueError, match="is of a category that none of 2250 simulated trials has"):
+    with pytest.raises(ValueError, match=r"none of 2250 simulated trials has: these have \[0, any\], \[1, any\]"):
         surrogate.at_rows(np.array([3.0, 0.5]), 0)
     with pytest.raises(ValueError, match="joint categories, and this form learns probabilities of at most 50"):
         FORM.fit(x[:, :1], x)

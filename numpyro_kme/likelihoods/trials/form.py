@@ -113,6 +113,11 @@ class Entries:
         unknown = xp.isnan(y) & ~xp.stack([xp.isnan(xp.asarray(atoms)).any() for atoms in self.atoms])
         return xp.all((self.codes(y, xp)[..., None, :] == self.categories) | unknown[..., None, :], axis=-1)
 
+    def listed(self) -> str:
+        """Values of the joint categories in words; `any` stands for counts and numbers."""
+        named = [[f"{own[int(c) - 1]:g}" if c else "any" for own, c in zip(self.atoms, row)] for row in self.categories]
+        return ", ".join("[" + ", ".join(row) + "]" for row in named)
+
     def others(self, category: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Counts and numbers that are left of a category."""
         free = np.asarray(self.categories)[category] == 0
@@ -305,9 +310,9 @@ class TrialsSurrogate(Surrogate):
         first = rows.reshape(-1, rows.shape[-1])[np.argmin(agree.any(axis=1))]
         checks.require(
             bool(agree.any(axis=1).all()),
-            f"A trial {first.tolist()} is of a category that none of {len(self.trials)} simulated trials has: the "
-            "simulator cannot produce it, or so rarely that it tells nothing. Repair the simulator, or leave the trial "
-            "out.",
+            f"A trial {first.tolist()} is of a category that none of {len(self.trials)} simulated trials has: these "
+            f"have {self.entries.listed()}. It is coded otherwise, or the simulator cannot produce it, or so rarely "
+            "that it tells nothing. Code it as the simulator does, repair the simulator, or leave the trial out.",
         )
         return TrialAt(self, rows, tuple(np.flatnonzero(agree.any(axis=0)).tolist()))
 
