@@ -49,9 +49,9 @@ class KELFI(SimulationEngine[LearntPosterior]):
         model: A NumPyro model with observed `Simulator` sites; other likelihoods and factors may stand beside them.
         num_simulations: Number `m` of simulations in all, at draws from the prior if there is one round.
         num_samples: Number of equally weighted posterior draws.
-        form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`, or of choices, answers and
-            counts `likelihoods.KernelExponentialFamily()`. `KernelMeans()` is the published form:
-            closed forms, data kernels on data sets and time series, `learn_prior`,
+        form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`, or of choices, answers, counts
+            and a number drawn many times `likelihoods.KernelExponentialFamily()`. `KernelMeans()` is the published
+            form: closed forms, data kernels on data sets and time series, `learn_prior`,
             `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of data sets and series. For a simulator
             of outputs of any length (`Simulator(ragged=True)`) how long they are is a statistic too, and the others
             are learnt given it.
@@ -173,7 +173,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
     @property
     def citation_note(self) -> str:
         """Line for `cite`, where the form that runs is not the published one."""
-        name = type(self.form or ResidualKernelMeans()).__name__
+        name = type(self.form).__name__ if self.form else "ResidualKernelMeans, or of trials KernelExponentialFamily"
         note = f"% {name}, a form of the likelihood by numpyro_kme, in place of the one published in"
         return "" if isinstance(self.form, KernelMeans) else note
 

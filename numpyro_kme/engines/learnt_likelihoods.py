@@ -167,9 +167,10 @@ class LearntLikelihoods(Recomputed):
         determined = plain(problem) and coordinates.exact and coordinates.one_to_one  # by one simulator's coordinates
         if self.engine.learn_prior:
             checks.require(
-                determined,
-                "`learn_prior` needs one simulator site, neither masked nor scaled, nothing else that is observed, and "
-                f"a prior that is normal in the coordinates of the simulator's arguments. {coordinates.note}",
+                determined and fitted.success is None,
+                "`learn_prior` needs one simulator site, neither masked nor scaled, whose calls all succeed, no other "
+                "observation, and a prior that is normal in the coordinates of the simulator's arguments. "
+                f"{coordinates.note}",
             )
             measures[site] = learn_normal(fitted.at(problem.observations[site]))
         with progress.phase("sampling the posterior", self.engine.progress_bar):

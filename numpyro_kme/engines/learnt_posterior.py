@@ -52,17 +52,24 @@ class LearntPosterior(Posterior):
         """The posterior in the coordinates of the one simulator site, with its embedding, moments and predictions.
 
         Raises:
-            ValueError: If other likelihoods, plates or simulator sites stand beside it, or it is masked or scaled.
+            ValueError: If other likelihoods, plates or simulator sites stand beside it, it is masked or scaled, or the
+                probability that a call succeeds is a factor (`on_failure="skip"`).
         """
         problem = problem_of(self)
         checks.require(
-            plain(problem),
-            "The posterior in coordinates needs one simulator site, without plates, masks, scales or intervals, and no "
-            f"other likelihood; the model has {list(problem.simulators)} and {list(problem.factors)}. Use the draws.",
+            self._plain,
+            "The posterior in coordinates needs one simulator site, without plates, masks, scales or intervals, whose "
+            f"calls all succeed, and no other likelihood; the model has {list(problem.simulators)} and "
+            f"{list(problem.factors)}. Use the draws.",
         )
         site, surrogate = problem.site(), self._fitted.surrogate
         observed = surrogate.point(problem.observations[site])
         return KernelMeansPosterior(surrogate, observed, self.drawn.measures[site])
+
+    @property
+    def _plain(self) -> bool:
+        """Tell whether the likelihood of one output is all that there is, without the probability of success."""
+        return plain(self.problem) and self._fitted.success is None
 
     @property
     def _fitted(self) -> FittedLikelihood:
@@ -79,7 +86,7 @@ class LearntPosterior(Posterior):
             scales stand beside the simulator, the density that was sampled, over its estimated integral.
         """
         log_prior = np.asarray(problem_of(self).log_prior(latents), np.float64)
-        if not plain(problem_of(self)):
+        if not self._plain:
             terms = self._log_terms(latents)
             return np.asarray(terms.log_prior + terms.log_likelihood) - self.drawn.log_evidence
         z = self._coordinates_of(latents)
@@ -96,7 +103,7 @@ class LearntPosterior(Posterior):
         Returns:
             `(n,)`; minus infinity where a signed surrogate is negative.
         """
-        if not plain(problem_of(self)):
+        if not self._plain:
             return np.asarray(self._log_terms(latents).log_likelihood)
         sign, log_q = self.in_coordinates.signed_log_likelihood(self._coordinates_of(latents))
         return np.where(sign > 0, log_q, -np.inf)
@@ -189,7 +196,7 @@ class LearntPosterior(Posterior):
         Raises:
             ValueError: If a learnt likelihood is no density of the output, as where statistics are learnt.
         """
-        if not plain(problem_of(self)):
+        if not self._plain:
             for fitted in self.likelihoods.values():
                 fitted.surrogate.require_density()
             return self.drawn.log_evidence

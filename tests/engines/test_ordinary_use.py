@@ -285,6 +285,25 @@ def test_skipped_failures_mean_the_prior_given_success(kind, number, calls):
         np.testing.assert_allclose(change, np.full(3, stats.norm.logcdf(0.3)), atol=0.1)
 
 
+def test_the_evidence_given_success():
+    """`q(y) = int N(theta | 0, 1) Phi(theta) N(y | theta, 1/2)`; a posterior in coordinates would miss the middle."""
+
+    def run(x):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", kme.Simulator(probit, theta), obs=x)
+
+    engine = kme.KELFI(run, 600, on_failure="skip", num_rounds=1, standard_errors=False, **QUIET)
+    engine.run(KEY, x=np.float32(-0.8))
+    grid = np.linspace(-6.0, 6.0, 2001)
+    logs = stats.norm.logpdf(grid) + stats.norm.logcdf(grid) + stats.norm.logpdf(-0.8, grid, 0.5)
+    exact = np.log(np.exp(logs).sum() * (grid[1] - grid[0]))
+    assert abs(engine.posterior.log_marginal_likelihood() - exact) < 0.3  # 1.3 more without the probability of success
+    density = np.exp(engine.posterior.log_density({"theta": grid}))
+    assert abs(density.sum() * (grid[1] - grid[0]) - 1.0) < 0.1
+    with pytest.raises(ValueError, match="whose calls all succeed"):
+        engine.posterior.in_coordinates  # noqa: B018
+
+
 @pytest.mark.parametrize("value, kinds", [(-1.5, {"dtype": int}), (1e30, {"dtype": int}), (2.0, {"dtype": bool})])
 def test_a_penalty_that_outputs_cannot_hold_is_refused(value, kinds):
     with pytest.raises(ValueError, match=r"is Penalise\(.*\), which the outputs of 'x', .*, cannot hold"):

@@ -345,9 +345,10 @@ class TrialsSurrogate(Surrogate):
         label = lambda some: ", ".join(map(self.transform.label, some)) or "none"  # noqa: E731
         families = [family for given in self.given for family in given.families]
         families += [self.choice] if self.choice else []
+        categories = len(self.entries.categories)
         told = {
             "form": "kernel conditional exponential family of trials, an extension of Hsu and Ramos (2019)",
-            "trials": f"{len(self.trials):,}, of {len(self.entries.categories)} categories",
+            "trials": f"{len(self.trials):,}" + f", of {categories} categories" * (categories > 1),
             "counts": f"statistics {label(counts)}" if counts else "none",
             "numbers": f"statistics {label(numbers)}" if numbers else "none",
             "held-out log density, nats": ", ".join(f"{float(family.score):.3f}" for family in families),
