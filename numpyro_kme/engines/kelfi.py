@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_kme._core import checks, child, in_jax_types, listed, progress, split
+from numpyro_kme._core import checks, child, in_jax_types, progress, split
 from numpyro_kme.engines.base import SimulationEngine
 from numpyro_kme.engines.learnt_likelihoods import FromPosterior, FromVariance, LearntLikelihoods, Proposal, is_narrow
 from numpyro_kme.engines.learnt_model import joint_values
@@ -245,7 +245,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
     def _announcement(self, problem: Problem, rounds: int) -> str:
         """Say what is about to be simulated."""
         calls = {site: math.prod(found.simulator.batch_shape) for site, found in problem.simulators.items()}
-        each = listed(f"{number:,} calls of {site!r}" for site, number in calls.items() if number > 1)
+        each = " and ".join([f"{number:,} calls of {site!r}" for site, number in calls.items() if number > 1])
         number = len(self.simulations) if self.simulations else self.num_simulations
         at = f", in up to {rounds} rounds" if rounds > 1 else ""
         return f"KELFI: {number:,} simulations{' of ' * bool(each)}{each}{at}"

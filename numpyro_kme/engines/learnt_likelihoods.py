@@ -250,8 +250,8 @@ def training(
     if not (simulator.ragged or engine.missing):
         checks.sound("x", x, "Leave out the simulations that failed.")
     draws = x.reshape(len(x), -1, *simulator.event_shape)
-    repeated = draws.shape[1] > 1 and simulator.bounds is None  # these are of numbers in the residual form alone
-    form = engine.form_at(site, found) or default_form(x.reshape(-1, *simulator.event_shape), repeated)
+    default = default_form(x.reshape(-1, *simulator.event_shape), draws.shape[1] > 1, simulator.bounds)
+    form = engine.form_at(site, found) or default
     chosen = some_calls(rng_key, number, len(arguments) // number, form.most_calls)
     arguments, draws = arguments[chosen], draws[chosen]
     used = int(np.clip(form.most_calls // len(draws), 1, draws.shape[1]))
@@ -290,5 +290,5 @@ def is_narrow(draws: Latents, prior: Latents) -> bool:
     """True if the robust standard deviation of some number is below `NARROW` of the prior's."""
     tables = ravel(draws, 1), ravel(prior, 1)
     varying = np.ptp(tables[1], axis=0) > 1e-6 * np.max(np.abs(tables[1]), axis=0)  # by more than rounding in float32
-    own, other = (np.apply_along_axis(robust_standard_deviation, 0, table) for table in tables)
+    own, other = [np.apply_along_axis(robust_standard_deviation, 0, table) for table in tables]
     return bool(np.any(varying & (own < NARROW * other)))

@@ -26,9 +26,10 @@ from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS
+from numpyro_kme.likelihoods.statistics import Entries
 from numpyro_kme.likelihoods.success import Success
 from numpyro_kme.likelihoods.transformed import Recorded
-from numpyro_kme.likelihoods.trials.form import Entries, KernelExponentialFamily
+from numpyro_kme.likelihoods.trials.form import KernelExponentialFamily
 from numpyro_kme.models.coordinates import Coordinates
 
 
@@ -125,7 +126,10 @@ class FittedLikelihood(Saved, Recomputed):
         lead = y.shape[: y.ndim - len(self.event_shape)]
         shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
         points = z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])
-        impossible = self.surrogate.outside_support(y.reshape(*lead, -1), points)
+        y = y.reshape(*lead, -1)
+        if lead and np.shape(mask) == lead and np.any(mask):  # one that counts in place of those that do not
+            y = np.where(np.asarray(mask)[..., None], y, y[mask][0])
+        impossible = self.surrogate.outside_support(y, points)
         counts = np.broadcast_to(mask, impossible.shape)
         return (self.surrogate.region.beyond(z) | (impossible & counts).any(axis=shared)) & counts.any(axis=shared)
 
@@ -213,12 +217,15 @@ def _as_read(
     return form, form.points(x), point
 
 
-def default_form(x: np.ndarray, repeated: bool = False) -> Form:
-    """The form of the likelihood of outputs `(m, *event)`, NaN where nothing is recorded, where none is asked for; some
-    are `repeated` draws of the same parameters."""
+def default_form(x: np.ndarray, repeated: bool = False, bounds: Bounds | None = None) -> Form:
+    """The form of the likelihood of outputs `(m, *event)`, NaN where nothing is recorded, where none is asked for: some
+    are `repeated` draws of the same parameters, or are observed within `bounds`, which one form can integrate over."""
     if len(x) < MIN_SIMULATIONS:
         return KernelMeans()
-    if Entries.of(x.reshape(len(x), -1)).are_trials(repeated):
+    if bounds is not None:
+        return ResidualKernelMeans()
+    entries = Entries.of(x.reshape(len(x), -1))
+    if entries.fewest >= MIN_SIMULATIONS and entries.are_trials(repeated):
         return KernelExponentialFamily()
     return Recorded() if np.isnan(x).any() else ResidualKernelMeans()
 

@@ -1,4 +1,5 @@
-"""Monotone maps of single statistics: the recorded, robust one to standardised ones, learnt ones; jitter of ties."""
+"""What values statistics have, and monotone maps of single ones: the recorded, robust one, and learnt ones; jitter of
+ties."""
 
 from collections.abc import Sequence
 from dataclasses import field, replace
@@ -10,6 +11,22 @@ from jax.typing import ArrayLike
 
 from numpyro_kme._core import Array, checks, robust_standard_deviation
 from numpyro_kme.kernels.base import namespace, register
+
+FEW, MOST_CATEGORIES, MOST_ENTRIES = 20, 50, 3
+"""A category has so many values at most; of more joint categories, and more other entries, outputs are no trials but
+statistics."""
+
+OFTEN = 10
+"""Trials that have the same value where it is a category; of whole numbers all, or they are counts."""
+
+RARE = 100
+"""Trials of a category from which its numbers are learnt by themselves; those of rarer ones are learnt together."""
+
+COUNTS = 100
+"""Values of a count that are told apart; nine in ten are among so many, or it is a number."""
+
+ROUNDING = 1e-5
+"""What values are the same to, relative to them: some are float32, others float64."""
 
 
 @register
@@ -196,3 +213,83 @@ def jitter_ties(x: np.ndarray) -> np.ndarray:
         # multiples of the golden ratio fill the unit interval evenly
         jittered[:, i] += width * ((np.arange(size) * 0.6180339887498949 + 0.5) % 1.0 - 0.5)[order]
     return jittered
+
+
+@register
+class Entries:
+    """The kinds of values that the entries of a trial have.
+
+    Attributes:
+        atoms: Values of each entry that are categories, ascending.
+        categories: Which of these, counted from 1, or none, 0, each joint category has, `(C, n)`.
+        members: Categories whose counts and numbers are learnt together, those with any: one that is common by itself,
+            and rare ones with all that have the same entries (static).
+        fewest: Trials of the fewest of these (static).
+        counts: Entries whose other values are counts (static).
+        numbers: Entries whose other values are numbers (static).
+    """
+
+    atoms: tuple[Array, ...]
+    categories: Array
+    counts: tuple[int, ...] = field(metadata=dict(static=True))
+    numbers: tuple[int, ...] = field(metadata=dict(static=True))
+    members: tuple[tuple[int, ...], ...] = field(default=(), metadata=dict(static=True))
+    fewest: int = field(default=0, metadata=dict(static=True))
+
+    @classmethod
+    def of(cls, x: np.ndarray) -> "Entries":
+        """Tell the entries of simulated trials `(m, n)` apart; NaN, nothing recorded, is a category."""
+        x, atoms = np.asarray(x, np.float64), []  # of booleans too
+        counts: list[int] = []
+        numbers: list[int] = []
+        for entry, column in enumerate(x.T):
+            lost, column = np.full(min(1, np.isnan(column).sum()), np.nan), column[~np.isnan(column)]
+            values, repeats = np.unique(column, return_counts=True)
+            lattice = len(values) < len(column) and is_lattice(values)
+            near = lattice and np.quantile(column, 0.9) <= values[0] + COUNTS * np.diff(values).min()
+            if len(values) <= FEW and repeats.min(initial=OFTEN) >= np.clip(len(column) // FEW, 2, OFTEN):
+                atoms.append(np.append(values, lost))
+                continue
+            atoms.append(np.append(values[:0] if lattice else values[repeats >= OFTEN], lost))
+            (counts if near else numbers).append(entry)
+        found = cls(tuple(atoms), np.zeros((0, x.shape[1])), tuple(counts), tuple(numbers))
+        categories, shares = np.unique(found.codes(x, np), axis=0, return_counts=True)
+        found, members = replace(found, categories=categories), {}
+        free = categories[:, sorted(counts + numbers)] == 0.0
+        alike = np.unique(free, axis=0, return_inverse=True)[1].ravel()
+        for number in np.flatnonzero(free.any(axis=1)):
+            some = np.array([number]) if shares[number] >= RARE else np.flatnonzero(alike == alike[number])
+            members[tuple(some.tolist())] = int(shares[some].sum())
+        return replace(found, members=tuple(members), fewest=min(members.values(), default=len(x)))
+
+    def are_trials(self, repeated: bool) -> bool:
+        """Tell whether outputs are trials, with categories, counts or one `repeated` number, and not statistics."""
+        others = len(self.counts) + len(self.numbers)
+        some = bool(self.counts) or len(self.categories) > 1 or (repeated and others == 1)
+        return some and len(self.categories) <= MOST_CATEGORIES and others <= MOST_ENTRIES
+
+    def codes(self, y: Any, xp: Any = jnp) -> Any:
+        """The atom that each entry of trials `(..., n)` has, its number, counted from 1; 0 for none."""
+        found = []
+        for entry, atoms in enumerate(self.atoms):
+            value = y[..., entry, None]
+            same = xp.abs(value - atoms) <= ROUNDING * xp.maximum(1.0, xp.abs(atoms))
+            same = same | (xp.isnan(value) & xp.isnan(atoms))
+            found.append(xp.sum(same * np.arange(1, len(atoms) + 1), axis=-1))
+        return xp.stack(found, axis=-1)
+
+    def agree(self, y: Any, xp: Any = jnp) -> Any:
+        """Tell which joint categories trials `(..., n)` may have, `(..., C)`: one, none that a simulation has, or all
+        that agree with what was observed, where NaN is what was not."""
+        unknown = xp.isnan(y) & ~xp.stack([xp.isnan(xp.asarray(atoms)).any() for atoms in self.atoms])
+        return xp.all((self.codes(y, xp)[..., None, :] == self.categories) | unknown[..., None, :], axis=-1)
+
+    def listed(self) -> str:
+        """Values of the joint categories in words; `any` stands for counts and numbers."""
+        named = [[f"{own[int(c) - 1]:g}" if c else "any" for own, c in zip(self.atoms, row)] for row in self.categories]
+        return ", ".join("[" + ", ".join(row) + "]" for row in named)
+
+    def others(self, category: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Counts and numbers that are left of a category."""
+        free = np.asarray(self.categories)[category] == 0
+        return tuple(i for i in self.counts if free[i]), tuple(i for i in self.numbers if free[i])

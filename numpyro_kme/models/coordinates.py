@@ -207,6 +207,7 @@ class Coordinates:
     @numpy_function
     def table(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(*lead, D)` of the arguments `(*lead, p)` of many calls, on the host in float64."""
+        checks.real("arguments", arguments)
         arguments = np.asarray(arguments, np.float64)
         checks.table("arguments", arguments.reshape(-1, arguments.shape[-1]), columns=len(self.usual))
         return self._whitened(self.scores(arguments[..., list(self.readers)]))

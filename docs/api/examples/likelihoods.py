@@ -105,7 +105,7 @@ def series(x=None):
 
 
 learn = kme.SemiAutomaticStatistics()
-kelfi = kme.KELFI(series, 200, num_rounds=1, statistics=learn, progress_bar=False)
+kelfi = kme.KELFI(series, 400, statistics=learn, progress_bar=False)
 kelfi.run(jax.random.key(0), x=np.asarray(trend(jax.random.key(1), 1.5)))
 print(f"{kelfi.posterior.expectation(lambda draws: draws['theta']):.2f}")
 

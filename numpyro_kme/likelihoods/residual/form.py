@@ -193,7 +193,7 @@ class ResidualKernelMeans(Form):
         weights follow the parameters, keeps them.
         """
         rows = self.rows(z)[:MOST_PAIRS]
-        points, raw, own = (np.asarray(part[rows], np.float32) for part in (z, statistics, residuals))
+        points, raw, own = [np.asarray(part[rows], np.float32) for part in (z, statistics, residuals)]
         better = _alone(points, raw) - _alone(points, own) - gained
         still = better.mean(axis=0) > np.maximum(RAW, SIGNIFICANT * better.std(axis=0) / np.sqrt(len(rows)))
         if not still.any():

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import Array, checks, host, in_present_precision, listed, numpy_function
+from numpyro_kme._core import Array, checks, host, in_present_precision, numpy_function
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.base import LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region, warn_if_out_of_distribution
@@ -245,8 +245,8 @@ class ResidualSurrogate(Surrogate):
         )
 
     def _list(self, chosen: np.ndarray) -> str:
-        """Raw numbers of the statistics that are marked, `(n,)`, in words."""
-        numbers = [self.transform.label(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
-        if len(numbers) in (0, len(chosen)):
-            return "all statistics" if numbers else "none"
-        return f"statistics {listed(numbers)}"
+        """Names of the statistics that are marked, `(n,)`, of the first ten where there are more."""
+        names = [self.transform.label(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
+        if len(names) in (0, len(chosen)):
+            return "all statistics" if names else "none"
+        return f"statistics {', '.join(names[:10])}" + f" and {len(names) - 10} more" * (len(names) > 10)

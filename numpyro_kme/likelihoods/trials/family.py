@@ -32,6 +32,7 @@ from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.likelihoods.extrapolation import Repeats
 from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions, features, inverse_root, log_gaussians
 from numpyro_kme.likelihoods.residual.smoothness import INTERCEPT, RIDGE, Inputs
+from numpyro_kme.likelihoods.statistics import COUNTS
 
 DEGREES = 5.0
 """Degrees of freedom of the Student distribution `h` of a count."""
@@ -40,7 +41,7 @@ KNOTS, FEWEST, BEYOND = 40, 3.0, 5.0
 """Quantiles of a number over all simulations, how many of these are below the first, and by how many of the first steps
 another knot is farther out."""
 
-NODES = 100
+NODES = COUNTS
 """Nodes of the quadrature, and values of a count that have a node each; those beyond stand for several."""
 
 OFTEN = 0.02
