@@ -5,11 +5,10 @@
 Each key has a data set of its own, drawn from the prior. Errors of means are in exact posterior standard deviations;
 "drift diffusion" uses 100,000 trials in all, and "negative binomial or zero-inflated" compares the evidence of two
 models with 1,000 data sets of each. "Eight people" have a likelihood of 100,000 trials, half of prior draws and half
-of where a first chain went, under NUTS. Takes an hour.
+of where a first chain went, under NUTS. The last table is of a learnt drift diffusion. Takes an hour.
 """
 
 import time
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,79 +33,65 @@ class Case(NamedTuple):
     simulations: int = 300
 
 
-class FirstPassage(dist.Distribution):
+class Law(NamedTuple):
+    """The distribution of a trial: `sample(key)` and `log_prob(value)`."""
+
+    sample: Any
+    log_prob: Any
+
+
+def first_passage(*params):
     """Trials of a drift diffusion."""
-
-    support = dist.constraints.real_vector
-
-    def __init__(self, *params):
-        self.params = params
-        super().__init__(jnp.shape(params[0]), (2,))
-
-    def sample(self, key, sample_shape=()):
-        return drift_diffusion.trial(key, *self.params)
-
-    def log_prob(self, value):
-        return drift_diffusion.log_density(value, *self.params)
+    return Law(lambda key: drift_diffusion.trial(key, *params), lambda x: drift_diffusion.log_density(x, *params))
 
 
-class ZeroInflated(dist.Distribution):
+def zero_inflated(logit, mean):
     """A number that is 0 with a probability, and log-normal elsewhere."""
+    positive = dist.LogNormal(mean, 0.5)
 
-    support = dist.constraints.nonnegative
-
-    def __init__(self, logit, mean):
-        self.logit, self.positive = logit, dist.LogNormal(mean, 0.5)
-        super().__init__(jnp.shape(logit))
-
-    def sample(self, key, sample_shape=()):
+    def draw(key):
         zero_key, own_key = jax.random.split(key)
-        return jnp.where(jax.random.bernoulli(zero_key, jax.nn.sigmoid(self.logit)), 0.0, self.positive.sample(own_key))
+        return jnp.where(jax.random.bernoulli(zero_key, jax.nn.sigmoid(logit)), 0.0, positive.sample(own_key))
 
-    def log_prob(self, value):
-        log_positive = jax.nn.log_sigmoid(-self.logit) + self.positive.log_prob(jnp.where(value > 0.0, value, 1.0))
-        return jnp.where(value > 0.0, log_positive, jax.nn.log_sigmoid(self.logit))
+    def log_prob(value):
+        log_positive = jax.nn.log_sigmoid(-logit) + positive.log_prob(jnp.where(value > 0.0, value, 1.0))
+        return jnp.where(value > 0.0, log_positive, jax.nn.log_sigmoid(logit))
+
+    return Law(draw, log_prob)
 
 
-class Race(dist.Distribution):
+def race(first, second, deadline=1.5, delay=0.2):
     """The first of two exponential clocks with a delay, `[which, time]`; an omission, `[2, -1]`, after the deadline."""
+    rates = jnp.exp(jnp.stack([first, second]))
 
-    support, deadline, delay = dist.constraints.real_vector, 1.5, 0.2
-
-    def __init__(self, first, second):
-        self.rates = jnp.exp(jnp.stack([first, second]))
-        super().__init__((), (2,))
-
-    def sample(self, key, sample_shape=()):
-        times = self.delay + jax.random.exponential(key, (2,)) / self.rates
+    def draw(key):
+        times = delay + jax.random.exponential(key, (2,)) / rates
         trial = jnp.stack([jnp.argmin(times).astype(times.dtype), times.min()])
-        return jnp.where(times.min() < self.deadline, trial, jnp.array([2.0, -1.0]))
+        return jnp.where(times.min() < deadline, trial, jnp.array([2.0, -1.0]))
 
-    def log_prob(self, value):
-        choice, total = value[..., 0].astype(int), self.rates.sum()
-        answered = jnp.log(self.rates[jnp.minimum(choice, 1)]) - total * (value[..., 1] - self.delay)
-        return jnp.where(choice == 2, -total * (self.deadline - self.delay), answered)
+    def log_prob(value):
+        choice, total = value[..., 0].astype(int), rates.sum()
+        answered = jnp.log(rates[jnp.minimum(choice, 1)]) - total * (value[..., 1] - delay)
+        return jnp.where(choice == 2, -total * (deadline - delay), answered)
+
+    return Law(draw, log_prob)
 
 
 NORMAL = dist.Normal(0.0, 1.0)
+DIFFUSION = {
+    "drift": dist.Normal(0.0, 1.5),
+    "boundary": dist.LogNormal(0.3, 0.3),
+    "start": dist.Uniform(0.3, 0.7),
+    "non_decision": dist.Uniform(0.1, 0.4),
+}
 KINDS = dist.Normal(0.0, 1.5).expand([3]).to_event(1)
 CASES = {
-    "drift diffusion": Case(
-        {
-            "drift": dist.Normal(0.0, 1.5),
-            "boundary": dist.LogNormal(0.3, 0.3),
-            "start": dist.Uniform(0.3, 0.7),
-            "non_decision": dist.Uniform(0.1, 0.4),
-        },
-        FirstPassage,
-        150,
-        667,
-    ),
+    "drift diffusion": Case(DIFFUSION, first_passage, 150, 667),
     "yes or no": Case({"t": dist.Normal(0.0, 1.5)}, lambda t: dist.Bernoulli(logits=t), 50, 2000),
     "four kinds": Case({"t": KINDS}, lambda t: dist.Categorical(logits=jnp.append(0.0, t)), 50, 5000),
-    "race with omissions": Case({"a": NORMAL, "b": NORMAL}, Race, 25, 2500),
+    "race with omissions": Case({"a": NORMAL, "b": NORMAL}, race, 25, 2500),
     "ordinal": Case({"t": NORMAL}, lambda t: dist.OrderedLogistic(2.0 * t, jnp.array([-1.0, 0.0, 1.5])), 50),
-    "zero-inflated log-normal": Case({"p": NORMAL, "mean": NORMAL}, ZeroInflated, 100),
+    "zero-inflated log-normal": Case({"p": NORMAL, "mean": NORMAL}, zero_inflated, 100),
 }
 for number in (20, 100, 500):
     CASES |= {
@@ -121,25 +106,17 @@ COUNTS = {
 COUNTED = {name: Case({"m": dist.Normal(1.0, 0.5), "r": NORMAL}, law, 120, 1000) for name, law in COUNTS.items()}
 
 
-def learnt(case):
-    """The model with a simulator."""
+def learnt(case, exact=False):
+    """The model with a simulator, or with the exact density."""
 
     def model(x=None):
         params = [numpyro.sample(name, prior) for name, prior in case.priors.items()]
+        if exact:
+            return numpyro.factor("x", jnp.sum(case.law(*params).log_prob(x)))
         dims = tuple(len(prior.event_shape) for prior in case.priors.values())
         with numpyro.plate("trials", case.trials):
             call = lambda key, *given: case.law(*given).sample(key)  # noqa: E731
-            numpyro.sample("x", kme.Simulator(call, *params, event_dims=dims), obs=x)
-
-    return model
-
-
-def exact(case):
-    """The model with the exact density."""
-
-    def model(x):
-        params = [numpyro.sample(name, prior) for name, prior in case.priors.items()]
-        numpyro.factor("x", jnp.sum(case.law(*params).log_prob(x)))
+            return numpyro.sample("x", kme.Simulator(call, *params, event_dims=dims), obs=x)
 
     return model
 
@@ -166,18 +143,13 @@ def measured(name, key):
     case = CASES[name]
     x = data(case, key)
     engine, seconds = run(case, key, x)
-    start = numpyro.infer.init_to_value(values=jax.tree.map(lambda v: np.median(v, axis=0), engine.get_samples()))
-    chain = MCMC(NUTS(exact(case), init_strategy=start), num_warmup=500, num_samples=4000, progress_bar=False)
-    chain.run(jax.random.key(key), x)
-    found, true = columns(engine.get_samples(), case), columns(chain.get_samples(), case)
+    start = jax.tree.map(lambda v: np.median(v, axis=0), engine.get_samples())
+    true = columns(chain(learnt(case, exact=True), jax.random.key(key), x, start, 500, 4000), case)
+    found = columns(engine.get_samples(), case)
     stated = engine.posterior.errors.of_moments(found.astype(np.float64))[0]
     sd = true.std(axis=0)
     error = (found.mean(axis=0) - true.mean(axis=0)) / sd
     return {"mean": error, "ratio": found.std(axis=0) / sd, "stated": stated / sd, "seconds": seconds}
-
-
-def log_likelihood(case, x, params):
-    return jnp.sum(case.law(*params).log_prob(x))
 
 
 def evidence(of, key):
@@ -189,7 +161,7 @@ def evidence(of, key):
         seconds += own
         logs.append(engine.posterior.log_marginal_likelihood())
         draws = {name: p.sample(jax.random.key(i), (100_000,)) for i, (name, p) in enumerate(other.priors.items())}
-        total = partial(log_likelihood, other, x)
+        total = lambda params, law=other.law: jnp.sum(law(*params).log_prob(x))  # noqa: E731
         sums.append(float(logsumexp(jax.lax.map(total, tuple(draws.values()), batch_size=2000))))
     return {"error": logs[0] - logs[1] - (sums[0] - sums[1]), "exact": sums[0] - sums[1], "seconds": seconds}
 
@@ -218,18 +190,27 @@ def exact_hierarchy(x):
     numpyro.factor("x", jnp.sum(jnp.maximum(drift_diffusion.log_density(x, *params), -1e4)))
 
 
+def prior_draws(rng, m):
+    """Parameters of drift diffusions, `(m, 4)`."""
+    first = rng.normal(0.0, 1.5, m), rng.lognormal(0.3, 0.35, m)
+    return np.stack([*first, rng.uniform(0.3, 0.7, m), rng.uniform(0.1, 0.4, m)], axis=1)
+
+
 def trials_at(key, params):
     """150 trials `(m, 150, 2)` of each of the parameters `(m, 4)`."""
     own = jax.random.split(key, (len(params), 150))
     return np.asarray(jax.vmap(jax.vmap(lambda k, p: drift_diffusion.trial(k, *p), (0, None)))(own, params))
 
 
-def chain(model, key, x):
+def chain(model, key, x, start, warmup=400, number=600):
     """Samples of NUTS."""
-    start = numpyro.infer.init_to_value(values={"t": jnp.full(8, 0.15), "drift": 0.5, "start": 0.5, "spread": 0.5})
-    mcmc = MCMC(NUTS(model, init_strategy=start), num_warmup=400, num_samples=600, progress_bar=False)
+    init = numpyro.infer.init_to_value(values=start)
+    mcmc = MCMC(NUTS(model, init_strategy=init), num_warmup=warmup, num_samples=number, progress_bar=False)
     mcmc.run(key, x=x)
     return jax.tree.map(np.asarray, mcmc.get_samples())
+
+
+START = {"t": jnp.full(8, 0.15), "drift": 0.5, "start": 0.5, "spread": 0.5}
 
 
 def hierarchical(of, key):
@@ -237,21 +218,36 @@ def hierarchical(of, key):
     rng, m = np.random.default_rng(key), 333
     first_key, key, own_key = jax.random.split(jax.random.key(key), 3)
     x = trials_at(key, numpyro.infer.Predictive(people, num_samples=1)(own_key)["params"][0].T)
-    prior = [rng.normal(0.0, 1.5, m), rng.lognormal(0.3, 0.35, m), rng.uniform(0.3, 0.7, m), rng.uniform(0.1, 0.4, m)]
-    begun, params, trials, known = time.perf_counter(), np.stack(prior, axis=1), [], None
+    begun, params, trials, known = time.perf_counter(), prior_draws(rng, m), [], None
     for own in jax.random.split(first_key):
         trials.append(trials_at(own, params[-m:]))
         how = {"coordinates": known and known.coordinates, "standard_errors": known is not None}
         known = kme.fit_likelihood(np.repeat(params, 150, axis=0), np.concatenate(trials).reshape(-1, 2), **how)
-        found = chain(kme.handlers.surrogate(hierarchy, {"x": known}), own, x)
+        found = chain(kme.handlers.surrogate(hierarchy, {"x": known}), own, x, START)
         visited = found["params"].swapaxes(1, 2).reshape(-1, 4)
         params = np.concatenate([params, visited[rng.choice(len(visited), m, replace=False)]])
-    seconds, true = time.perf_counter() - begun, chain(exact_hierarchy, key, x)
+    seconds, true = time.perf_counter() - begun, chain(exact_hierarchy, key, x, START)
     error = {n: (found[n].mean(axis=0) - v.mean(axis=0)) / v.std(axis=0) for n, v in true.items()}
     return {"shared": [float(error[n]) for n in SHARED], "own": error["params"][[0, 1, 3]], "seconds": seconds}
 
 
 SHARED = ("drift", "spread", "log_boundary", "start")
+
+
+def gradient(simulations, trials):
+    """Milliseconds of a log density of so many trials and its gradient, learnt from data sets of 150."""
+    params = prior_draws(np.random.default_rng(0), simulations)
+    table = trials_at(jax.random.key(0), params).reshape(-1, 2)
+    known = kme.fit_likelihood(np.repeat(params, 150, axis=0), table, standard_errors=False)
+    case = CASES["drift diffusion"]._replace(trials=trials)
+    model, x = kme.handlers.surrogate(learnt(case), {"x": known}), data(case, 0)
+    at = jax.jit(jax.value_and_grad(lambda u: numpyro.infer.util.log_density(model, (), {"x": x}, u)[0]))
+    u = {"drift": 0.5, "boundary": 1.3, "start": 0.5, "non_decision": 0.15}
+    jax.block_until_ready(at(u))
+    begun = time.perf_counter()
+    for _ in range(200):
+        jax.block_until_ready(at(u))
+    return {"milliseconds": 5.0 * (time.perf_counter() - begun)}
 
 
 def main(rows, cases=(), keys=4):
@@ -268,14 +264,17 @@ def main(rows, cases=(), keys=4):
     sections = [(f"{keys} data sets each", report.table(header, lines))]
     if cases == tuple(CASES):
         found = rows.fill(evidence, of=["negative binomial or zero-inflated"], key=range(20))
-        rms = float(np.sqrt(np.mean(np.square([row["error"] for row in found]))))
-        seconds = float(np.median([row["seconds"] for row in found]))
-        table = report.table(["rms error of the log Bayes factor", "seconds for both"], [[rms, seconds]])
+        errors, seconds = (np.array([row[part] for row in found]) for part in ("error", "seconds"))
+        row = [float(np.median(np.abs(errors))), float(np.sqrt(np.mean(errors**2))), float(np.median(seconds))]
+        table = report.table(["median error of the log Bayes factor", "rms error", "seconds for both"], [row])
         sections.append(("Negative binomial or zero-inflated Poisson, 120 counts, 20 data sets", table))
         found = rows.fill(hierarchical, of=["eight people"], key=range(keys))
         lines = [[i, *row["shared"], float(np.max(np.abs(row["own"]))), row["seconds"]] for i, row in enumerate(found)]
         header = ["data set", *SHARED, "largest of a person's", "seconds"]
-        sections.append(
-            ("Eight people of 150 drift diffusion trials, errors of means, sd", report.table(header, lines))
-        )
+        sections.append(("Eight people of 150 trials of the same, errors of means, sd", report.table(header, lines)))
+        sizes, trials = (10, 67, 667), (15, 150, 1500)
+        rows.fill(gradient, simulations=sizes, trials=trials)
+        lines = [[f"{150 * m:,}", *rows.column("milliseconds", simulations=m)] for m in sizes]
+        header = ["simulated trials", *(f"{n} observed" for n in trials)]
+        sections.append(("Milliseconds of a log density and its gradient", report.table(header, lines)))
     return "Trials", sections

@@ -127,8 +127,9 @@ class FittedLikelihood(Saved, Recomputed):
         shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
         points = z.reshape(size, *(1,) * len(shared), *groups, z.shape[-1])
         y = y.reshape(*lead, -1)
-        if lead and np.shape(mask) == lead and np.any(mask):  # one that counts in place of those that do not
-            y = np.where(np.asarray(mask)[..., None], y, y[mask][0])
+        known = np.asarray(mask)
+        if lead and known.shape == lead and known.any():  # one that counts in place of those that do not
+            y = np.where(known[..., None], y, y[known][0])
         impossible = self.surrogate.outside_support(y, points)
         counts = np.broadcast_to(mask, impossible.shape)
         return (self.surrogate.region.beyond(z) | (impossible & counts).any(axis=shared)) & counts.any(axis=shared)
