@@ -116,6 +116,17 @@ def integral(surrogate, z, *first):
     return scipy.integrate.trapezoid(density(surrogate, grid, z), values)
 
 
+def test_probabilities_of_counts_too_large_to_be_counted_sum_to_one():
+    """Overdispersed counts with a mean of 55 and one zero in twelve; without jitter they sum to up to 1.12."""
+    rng = np.random.default_rng(2)
+    z = np.repeat(rng.normal(size=(200, 2)), 40, axis=0) * [0.7, 0.5]
+    conc = np.exp(z[:, 1] - 0.4)
+    surrogate = FORM.fit(z, rng.poisson(np.exp(4.0 + z[:, 0]) * rng.gamma(conc) / conc)[:, None])
+    at = surrogate.at_rows(np.arange(6000.0)[:, None])
+    for point in ([0.0, 0.0], [0.7, -0.5], [-0.7, 0.5], [-1.0, -0.5]):
+        assert abs(np.exp(at.log_density(np.array(point))).sum() - 1.0) < 0.08
+
+
 def test_densities_integrate_to_one():
     """The category is summed over."""
     timed = learnt("choice and time")

@@ -22,7 +22,7 @@ from numpyro_kme.likelihoods.extrapolation import Region, Repeats, warn_if_out_o
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.support import Extremes
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, Standardisation
-from numpyro_kme.likelihoods.statistics import MOST_CATEGORIES, Entries, StatisticsTransform
+from numpyro_kme.likelihoods.statistics import MOST_CATEGORIES, Entries, StatisticsTransform, jitter_ties
 from numpyro_kme.likelihoods.trials.family import ExponentialFamily, Values, added, fit_family
 
 MAP = ResidualKernelMeans(subset=2000, num_inducing_points=200)
@@ -145,11 +145,12 @@ class KernelExponentialFamily(Form):
         return TrialsSurrogate(transform, region, entries, choice, tuple(given), ends, z, x, self)
 
     def _given(self, z, x, counts, numbers) -> Given:
-        """Learn counts and numbers of trials `(m, n)` of one category."""
+        """Learn counts and numbers of trials `(m, n)` of one category, a copy of its own."""
         numbers = tuple(i for i in numbers if np.ptp(x[:, i]) > 0.0)
         if not numbers:
             return Given(np.zeros(0), np.ones(0), None, (), counts, ()).fit(z, x)
-        own, repeats = x[:, list(numbers)], Repeats.of(z)
+        x[:, list(numbers)] = own = jitter_ties(x[:, list(numbers)])  # of counts that are too large to be counted
+        repeats = Repeats.of(z)
         transform = StatisticsTransform.fit(own)
         centre, scale = np.asarray(transform.centre), np.asarray(transform.scale)
         ends = (repeats.reduced(end, (own - centre) / scale) for end in (np.minimum, np.maximum))
