@@ -7,12 +7,11 @@ from contextlib import suppress
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
 from numpyro_kme._core import progress
+from numpyro_kme.simulators import g_and_k
 
 
 @pytest.fixture
@@ -50,10 +49,6 @@ def test_bars_are_shown_unless_they_are_switched_off():
     assert found > 10
 
 
-def drawn(rng_key, theta):
-    return theta + jax.random.normal(rng_key)
-
-
 def test_in_a_file_each_bar_and_phase_is_one_line(terminal, monkeypatch):
     monkeypatch.undo()
     for name in ("CI", "PYTEST_XDIST_WORKER"):
@@ -69,11 +64,6 @@ def test_in_a_file_each_bar_and_phase_is_one_line(terminal, monkeypatch):
 
 
 def test_an_engine_says_beforehand_what_it_will_do(terminal, monkeypatch):
-    def model(x=None):
-        theta = numpyro.sample("theta", dist.Normal())
-        with numpyro.plate("draws", 3):
-            numpyro.sample("x", kme.Simulator(drawn, theta), obs=x)
-
     monkeypatch.setattr(progress, "_moves", lambda: False)
-    kme.KELFI(model, 20, num_rounds=2, standard_errors=False).run(jax.random.key(0), x=np.zeros(3))
+    kme.KELFI(g_and_k.model, 20, num_rounds=2, standard_errors=False).run(jax.random.key(0), x=np.arange(3.0))
     assert terminal().startswith("KELFI: 20 simulations of 3 calls of 'x', in up to 2 rounds\nsimulating: 10\n")
