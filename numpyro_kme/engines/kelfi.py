@@ -64,8 +64,9 @@ class KELFI(SimulationEngine[LearntPosterior]):
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
             draws if the first round's proposal is about as wide as the prior, and half of its simulations move the
             posterior little. It makes one round for `simulations` that are given, for a `store`, for other forms than
-            the default, for fewer than 100 simulations, and where parameters or covariates vary along plates with more
-            calls than there are numbers to infer. Where statistics are learnt, each round has at least 150 simulations.
+            the default, for fewer than 100 simulations, and where calls have parameters of their own, as in hierarchies,
+            and are more than the numbers to infer. Where statistics are learnt, each round has at least 150
+            simulations.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
             the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
@@ -212,7 +213,9 @@ class KELFI(SimulationEngine[LearntPosterior]):
         problem = self._checked(Problem.read(self.model, *args, **kwargs))
         sites, chosen = problem.simulators.values(), self.num_rounds is None
         numbers = sum(latent.value.size for latent in problem.latents.values())
-        varying = sum(site.mask.size for site in sites) > numbers and not all(site.alike for site in sites)
+        taken = max(site.simulator.arguments.shape[-1] for site in sites)
+        own = numbers > taken and not all(site.alike for site in sites)  # calls have parameters of their own
+        varying = own and sum(site.mask.size for site in sites) > numbers
         number = 1 if chosen and varying else self.resolved_rounds
         first, *later = np.bincount(np.arange(self.num_simulations) % number).tolist()  # as equal as can be
         progress.say(self._announcement(problem, number), self.progress_bar)

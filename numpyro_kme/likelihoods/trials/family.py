@@ -293,7 +293,8 @@ def maximise(
 ) -> np.ndarray:
     """Maximise the penalised log likelihood over the weights, `(f, b)`, by L-BFGS.
 
-    Variables are scaled by Boehning's bound on the curvature, `I + (F' N F / 2) x (phi' phi)`, in its eigenvectors.
+    Variables are scaled by the curvature where the search begins, `I + (F' N F) x E[Cov(phi)]` with the mean over some
+    of the coordinates, in its eigenvectors: a quarter of the steps that Boehning's bound takes.
 
     Args:
         basis: `F` at the different coordinates, `(d, f)`.
@@ -303,23 +304,29 @@ def maximise(
         start: Where the search begins; 0 where left out.
         enough: See `LOOSE`.
     """
-    centred = table - table.mean(axis=0)
-    sizes, left = np.linalg.eigh(0.5 * (basis.T * number) @ basis)
-    curvatures, right = np.linalg.eigh(2.0 / len(table) * centred.T @ centred)
+    start = np.zeros((basis.shape[1], table.shape[1])) if start is None else start
+    some = slice(None, None, 1 + len(basis) // 2000)
+    shares = scipy.special.softmax(basis[some] @ start @ table.T + log_weights, axis=1)
+    weights, means = number[some, None] / number[some].sum(), shares @ table
+    covariance = table.T @ (np.sum(weights * shares, axis=0)[:, None] * table) - means.T @ (weights * means)
+    sizes, left = np.linalg.eigh((basis.T * number) @ basis)
+    curvatures, right = np.linalg.eigh(covariance)
     scale = 1.0 / np.sqrt(1.0 + np.maximum(np.outer(sizes, curvatures), 0.0))
-    begin = np.zeros(scale.shape) if start is None else left.T @ start @ right / scale
+    begin = left.T @ start @ right / scale
     basis, table = basis @ left, table @ right
     linear = basis.T @ (sums @ right)
+    rows, columns, fixed = (part.astype(np.float32) for part in (basis, table, log_weights))
 
     def loss(variables):
         weights = variables.reshape(scale.shape) * scale
-        logs = basis @ weights @ table.T + log_weights
+        logs = rows @ weights.astype(np.float32) @ columns.T
+        logs += fixed
         top = logs.max(axis=1)
         shares = np.exp(np.subtract(logs, top[:, None], out=logs), out=logs)
-        total = shares.sum(axis=1)
+        total = shares.sum(axis=1, dtype=np.float64)
         value = number @ (top + np.log(total)) - np.sum(linear * weights) + 0.5 * np.sum(np.square(weights))
-        shares *= (number / total)[:, None]
-        slope = basis.T @ (shares @ table) - linear + weights
+        shares *= (number / total).astype(np.float32)[:, None]
+        slope = basis.T @ (shares @ columns).astype(np.float64) - linear + weights
         return value, (slope * scale).ravel()
 
     options = {"maxiter": 200, "maxcor": 20, "ftol": enough, "gtol": 1e-3}
