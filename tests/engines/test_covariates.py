@@ -38,7 +38,7 @@ Y = (0.7 * X + SD * np.random.default_rng(0).normal(size=8)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def kelfi():
-    engine = kme.KELFI(regression, 400, num_samples=1000, progress_bar=False)
+    engine = kme.KELFI(regression, 400, num_rounds=1, num_samples=1000, progress_bar=False)
     engine.run(KEY, X, y=Y)
     return engine
 
@@ -49,6 +49,14 @@ def test_regression_against_the_conjugate_posterior(kelfi):
     assert abs(slope.mean() - mean) < 0.4 * sd
     assert 0.75 < slope.std() / sd < 1.35
     assert len(kelfi.likelihoods["y"].simulated) == 400 * len(X)
+
+
+def test_rounds_are_made_where_calls_differ_in_covariates_alone():
+    engine = kme.KELFI(regression, 400, num_samples=1000, progress_bar=False)
+    engine.run(KEY, X, y=Y)
+    mean, sd = conjugate(X, Y)
+    assert engine.posterior.simulations.proposed
+    assert abs(engine.get_samples()["slope"].mean() - mean) < 0.4 * sd
 
 
 @pytest.mark.parametrize("size", [13, *(pytest.param(size, marks=pytest.mark.slow) for size in (5, 8))])
@@ -89,7 +97,7 @@ def test_covariates_that_are_not_known_or_were_constant():
     with pytest.raises(ValueError, match=r"Argument 1 .*at 'y'.*has 2 NaN, .*have to be"):
         mcmc = MCMC(NUTS(known), num_warmup=1, num_samples=1, progress_bar=False)
         mcmc.run(KEY, np.where(np.arange(8) < 2, np.nan, X), y=Y)
-    engine = kme.KELFI(regression, 200, num_samples=100, progress_bar=False)
+    engine = kme.KELFI(regression, 200, num_rounds=1, num_samples=100, progress_bar=False)
     engine.run(KEY, ones, y=Y)
     with pytest.raises(ValueError, match="Argument 1 of the simulator is 2, and was 1 in all simulations"):
         engine.condition(KEY, 2 * ones, y=Y)
