@@ -64,8 +64,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
             proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
             draws if the first round's proposal is about as wide as the prior, and half of its simulations move the
             posterior little. It makes one round for `simulations` that are given, for a `store`, for other forms than
-            the default, for fewer than 100 simulations, and where calls have parameters of their own, as in hierarchies,
-            and are more than the numbers to infer. Where statistics are learnt, each round has at least 150
+            the default, for fewer than 100 simulations, and where calls have parameters of their own, as in a
+            hierarchy, and are more than the numbers to infer. Where statistics are learnt, each round has at least 150
             simulations.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
