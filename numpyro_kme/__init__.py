@@ -17,6 +17,7 @@ from numpyro_kme import (
     samplers,
     simulations,
 )
+from numpyro_kme.diagnostics import compare
 from numpyro_kme.embeddings import herd, mmd_test, squared_mmd
 from numpyro_kme.engines import (
     K2ABC,
@@ -57,6 +58,7 @@ __all__ += ["MMD", "NegativeLogLikelihood", "Wasserstein"]  # losses
 __all__ += ["KELFI", "Engine", "FromPosterior", "FromVariance", "PosteriorBootstrap", "cite"]  # engines
 __all__ += ["K2ABC", "DistributionRegressionABC", "KernelABC", "KernelBayes", "KernelRecursiveABC", "RejectionABC"]
 __all__ += ["CommonNoise", "FreshNoise", "LatentNoise", "PseudoMarginal", "SyntheticLikelihood", "handlers"]  # MCMC
+__all__ += ["compare"]  # models
 __all__ += ["herd", "mmd_test", "squared_mmd"]  # embeddings
 __all__ += ["abc", "bootstrap", "diagnostics", "embeddings", "engines", "kernels", "likelihoods", "losses", "mcmc"]
 __all__ += ["models", "plots", "samplers", "simulations"]

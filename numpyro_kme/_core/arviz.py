@@ -38,9 +38,7 @@ def to_inference_data(
     """
     import xarray
 
-    with warnings.catch_warnings():  # ArviZ 0.23 announces its refactoring at import
-        warnings.simplefilter("ignore", FutureWarning)
-        import arviz
+    arviz = _arviz()
     groups = {group: {valid(name): value for name, value in held.items()} for group, held in groups.items()}
     dims = {valid(name): tuple(map(valid, named)) for name, named in (dims or {}).items()}
     coords = {valid(name): values for name, values in (coords or {}).items()}
@@ -64,10 +62,20 @@ def to_inference_data(
 
 def summary(data: Any) -> Any:
     """`arviz.summary` of the posterior of an ArviZ object, a table of pandas, with all digits."""
+    return _arviz().summary(data, round_to="none")
+
+
+def compare(data: Mapping[str, Any]) -> Any:
+    """`arviz.compare` of ArviZ objects with pointwise log likelihoods, a table of pandas."""
+    return _arviz().compare(dict(data))
+
+
+def _arviz() -> Any:
+    """The installed ArviZ, of which 0.23 announces its refactoring at import."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         import arviz
-    return arviz.summary(data, round_to="none")
+    return arviz
 
 
 def valid(name: str) -> str:

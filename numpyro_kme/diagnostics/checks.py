@@ -114,6 +114,16 @@ def misspecification_test(
     return MisspecificationTest(float(np.mean(scores >= scores[-1])), float(scores[-1]), scores[:-1], by_statistic)
 
 
+def misspecification_tests(posterior: Posterior) -> dict[str, MisspecificationTest]:
+    """`misspecification_test` of each site of which something was observed, and whose outputs are finite."""
+    problem, simulations = problem_of(posterior), simulations_of(posterior)
+    return {
+        site: misspecification_test(*_at_site(posterior, site))
+        for site, y in problem.observations.items()
+        if problem.simulators[site].mask.any() and np.isfinite(simulations.x[site]).all() and not np.isnan(y).all()
+    }
+
+
 def _at_site(posterior: Posterior, site: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Simulations of a site at prior draws, its observation, and names of its numbers, without what is masked."""
     problem, simulations = problem_of(posterior), simulations_of(posterior)
@@ -241,15 +251,11 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
         ValueError: As `calibrate`.
     """
     posterior = engine.posterior
-    problem, simulations = problem_of(posterior), simulations_of(posterior)
+    problem = problem_of(posterior)
     predictive_key, calibrate_key = split(rng_key)
     calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
     predictive = predictive_check(predictive_key, engine)
-    tests = {
-        site: misspecification_test(*_at_site(posterior, site))
-        for site, y in problem.observations.items()
-        if problem.simulators[site].mask.any() and np.isfinite(simulations.x[site]).all() and not np.isnan(y).all()
-    }
+    tests = misspecification_tests(posterior)
     surrogate: Mapping[str, SurrogateCheck] = {}
     if isinstance(posterior, LearntPosterior):
         latents = {name: posterior.samples[name] for name in problem.latents}

@@ -1,0 +1,256 @@
+"""Log Bayes factors of pairs of simulators, and probabilities of models, beside exact ones.
+
+    python -m benchmarks comparison [--pairs NAME ...] [--keys 5]
+
+Each key learns both models from 1,000 simulations at prior draws, and compares them on 20 data sets, half of each model
+at prior draws. Exact evidence is in closed form, by quadrature, or for g-and-k by importance sampling; that of the maps
+by the 200 nearest of a million simulations. Takes half an hour.
+"""
+
+import time
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import scipy
+from scipy.special import gammaln, logsumexp
+from scipy.stats import multivariate_normal
+
+import numpyro_kme as kme
+from benchmarks.helpers import report
+from numpyro_kme.simulators import g_and_k
+
+SETS = 20
+
+
+class Model(NamedTuple):
+    """Priors, the simulator of one call, and the log evidence of data."""
+
+    priors: dict[str, Any]
+    call: Any
+    evidence: Any
+
+
+class Pair(NamedTuple):
+    """Two models, and how many calls along a plate make a data set; 0 for one event of statistics."""
+
+    models: dict[str, Model]
+    draws: int
+
+
+N = dist.Normal(0.0, 1.0)
+U = np.linspace(-8.0, 8.0, 400)
+
+
+def on_grid(log_likelihood, *sds):
+    """The log integral of a likelihood of independent normal parameters with these standard deviations, by a grid."""
+    grids = np.meshgrid(*(U[:: 4 if len(sds) > 1 else 1] for _ in sds), indexing="ij")
+    log_p = sum(-0.5 * u**2 for u in grids)
+    values = log_likelihood(*(sd * u[..., None] for sd, u in zip(sds, grids))) + log_p
+    return float(logsumexp(values) - logsumexp(log_p))
+
+
+def normal(sd):
+    """Draws about a mean, of a known standard deviation."""
+
+    def evidence(x):
+        return multivariate_normal(np.zeros(len(x)), sd**2 * np.eye(len(x)) + 4.0).logpdf(x)
+
+    return Model({"mean": dist.Normal(0.0, 2.0)}, lambda key, mean: mean + sd * jax.random.normal(key), evidence)
+
+
+def exponential_evidence(x):
+    return on_grid(lambda t: np.sum(t - x * np.exp(t), axis=-1), 1.0)
+
+
+def log_normal_evidence(x):
+    log_x = np.log(x)
+
+    def log_likelihood(mean, log_sd):
+        square = np.square((log_x - mean) / np.exp(log_sd))
+        return np.sum(-0.5 * square - log_sd - log_x - 0.5 * np.log(2 * np.pi), axis=-1)
+
+    return on_grid(log_likelihood, 1.0, 0.5)
+
+
+EXPONENTIAL = Model({"t": N}, lambda key, t: jax.random.exponential(key) / jnp.exp(t), exponential_evidence)
+LOG_NORMAL = Model(
+    {"mean": N, "log_sd": dist.Normal(0.0, 0.5)},
+    lambda key, mean, log_sd: jnp.exp(mean + jnp.exp(log_sd) * jax.random.normal(key)),
+    log_normal_evidence,
+)
+TIMES = np.linspace(-1.0, 1.0, 30)
+DESIGN = np.stack([np.ones(30), TIMES], axis=1)
+ESTIMATES = np.linalg.pinv(DESIGN)
+
+
+def regression(priors):
+    """Least-squares estimates of 30 values; the slope is 0 where it has no prior."""
+    number = len(priors)
+
+    def call(key, *given):
+        y = jnp.asarray(DESIGN[:, :number]) @ jnp.stack(given) + jax.random.normal(key, (30,))
+        return jnp.asarray(ESTIMATES) @ y
+
+    cov = ESTIMATES @ ESTIMATES.T + np.diag([4.0, 1.0][:number] + [0.0] * (2 - number))
+    return Model(priors, call, multivariate_normal(np.zeros(2), cov).logpdf)
+
+
+def quantile_evidence(free):
+    """The evidence of g-and-k, with or without the weight of tails, by importance sampling about the mode."""
+    sds = np.array([1.0, 0.5, 0.7, 0.5][: 4 if free else 3])
+    z = jnp.linspace(-6.0, 6.0, 2000)
+
+    def log_joint(u, x):
+        a, log_b, g, k = [*(sds * u), *([] if free else [-jnp.inf])]
+        k = jnp.exp(k - 1.0)
+        curve = g_and_k.from_normal(z, a, jnp.exp(log_b), g, k)
+        log_slope = jnp.log(jnp.maximum(jnp.gradient(curve, z), 1e-12))
+        at = jnp.interp(x, curve, z)
+        inside = (x > curve[0]) & (x < curve[-1])
+        logs = jnp.where(inside, -0.5 * at**2 - jnp.interp(at, z, log_slope), -30.0)
+        return jnp.sum(logs) - 0.5 * jnp.sum(u**2) - 0.5 * (len(x) + len(sds)) * jnp.log(2 * jnp.pi)
+
+    each = jax.jit(lambda u, x: jax.lax.map(lambda one: log_joint(one, x), u, batch_size=500))
+    slope = jax.jit(jax.value_and_grad(lambda u, x: -log_joint(u, x)))
+
+    def evidence(x):
+        starts = 0.5 * STARTS[:, : len(sds)]
+        found = (scipy.optimize.minimize(slope, start, (jnp.asarray(x),), jac=True) for start in starts)
+        best = min(found, key=lambda one: one.fun)
+        cov = 1.5 * best.hess_inv
+        proposal = scipy.stats.multivariate_t(best.x, cov, df=5, seed=0)
+        u = proposal.rvs(20_000)
+        return float(logsumexp(np.asarray(each(u, x), np.float64) - proposal.logpdf(u)) - np.log(len(u)))
+
+    return evidence
+
+
+STARTS = np.random.default_rng(0).normal(size=(6, 4))
+
+
+def quantiles(free):
+    priors = {"a": N, "log_b": dist.Normal(0.0, 0.5), "g": dist.Normal(0.0, 0.7), "log_k": dist.Normal(-1.0, 0.5)}
+    priors = priors if free else {name: priors[name] for name in ("a", "log_b", "g")}
+
+    def call(key, a, log_b, g, log_k=-jnp.inf):
+        return g_and_k.g_and_k(key, a, jnp.exp(log_b), g, jnp.exp(log_k))
+
+    return Model(priors, call, quantile_evidence(free))
+
+
+def population(power):
+    """Four statistics of the log of a population that grows by `exp(r (1 - N^power))`, with errors, over 100 steps."""
+
+    def call(key, log_r, log_sd):
+        noise_key, key = jax.random.split(key)
+
+        def step(n, e):
+            n = n * jnp.exp(jnp.exp(log_r) * (1.0 - n**power) + jnp.exp(log_sd) * e)
+            return n, n
+
+        series = jax.lax.scan(step, 0.5, jax.random.normal(noise_key, (150,)))[1][50:]
+        y = jnp.log(series + 0.01) + 0.2 * jax.random.normal(key, (100,))
+        centred = y - y.mean()
+        lag = jnp.mean(centred[1:] * centred[:-1]) / jnp.mean(centred**2)
+        return jnp.stack([y.mean(), jnp.log(y.std()), lag, jnp.median(y) - y.mean()])
+
+    @cache
+    def simulated():
+        def one(key):
+            r_key, s_key, key = jax.random.split(key, 3)
+            return call(key, 0.6 + 0.4 * jax.random.normal(r_key), -1.5 + 0.5 * jax.random.normal(s_key))
+
+        keys = jax.random.split(jax.random.key(3), 1_000_000)
+        x = np.asarray(jax.jit(lambda k: jax.lax.map(one, k, batch_size=10_000))(keys), np.float64)
+        scale = x.std(axis=0)
+        return scipy.spatial.KDTree(x / scale), scale
+
+    def evidence(y, nearest=200):
+        tree, scale = simulated()
+        radius = tree.query(y / scale, nearest)[0][-1]
+        dims = len(scale)
+        log_ball = 0.5 * dims * np.log(np.pi) - gammaln(0.5 * dims + 1.0) + dims * np.log(radius)
+        return np.log((nearest - 1) / tree.n) - log_ball - np.sum(np.log(scale))
+
+    return Model({"log_r": dist.Normal(0.6, 0.4), "log_sd": dist.Normal(-1.5, 0.5)}, call, evidence)
+
+
+SLOPE = {"intercept": dist.Normal(0.0, 2.0), "slope": N}
+PAIRS = {
+    "normal or wider": Pair({"sd 1": normal(1.0), "sd 1.5": normal(1.5)}, 20),
+    "exponential or log-normal": Pair({"exponential": EXPONENTIAL, "log-normal": LOG_NORMAL}, 30),
+    "regression without or with a slope": Pair(
+        {"level": regression({"intercept": SLOPE["intercept"]}), "slope": regression(SLOPE)}, 0
+    ),
+    "g-and-k without or with kurtosis": Pair({"g": quantiles(False), "g and k": quantiles(True)}, 50),
+    "Ricker maps": Pair({"Ricker": population(1.0), "theta-Ricker": population(2.0)}, 0),
+}
+
+
+def written(pair, name):
+    """The NumPyro model of one of a pair."""
+    model = pair.models[name]
+
+    def numpyro_model(x=None):
+        params = [numpyro.sample(name, prior) for name, prior in model.priors.items()]
+        if not pair.draws:
+            return numpyro.sample("x", kme.Simulator(model.call, *params), obs=x)
+        with numpyro.plate("draws", pair.draws):
+            return numpyro.sample("x", kme.Simulator(model.call, *params), obs=x)
+
+    return numpyro_model
+
+
+def data(pair, key):
+    """Data sets, half of each model, `(SETS, ...)`."""
+    each = [
+        numpyro.infer.Predictive(written(pair, name), num_samples=SETS // 2)(jax.random.key(500 + 10 * key + k))["x"]
+        for k, name in enumerate(pair.models)
+    ]
+    return np.concatenate(each).astype(np.float64)
+
+
+def measured(name, key):
+    """Stated and exact log Bayes factors of the first model over the second, stated errors, and seconds."""
+    pair, begun = PAIRS[name], time.perf_counter()
+    sets = data(pair, key)
+    engines = {}
+    for model in pair.models:
+        engines[model] = kme.KELFI(written(pair, model), 1000, num_rounds=1, progress_bar=False)
+        engines[model].run(jax.random.key(key), x=sets[0])
+    rows = []
+    for j, x in enumerate(sets):
+        found = kme.compare({model: engine.condition(jax.random.key(j), x=x) for model, engine in engines.items()})
+        rows.append(found.log_bayes_factor(*pair.models))
+    seconds = time.perf_counter() - begun
+    exact = [float(np.subtract(*(model.evidence(x) for model in pair.models.values()))) for x in sets]
+    stated, errors = zip(*rows)
+    return {"stated": stated, "errors": errors, "exact": exact, "seconds": seconds}
+
+
+def line(name, own):
+    """What the table says of one pair."""
+    stated, errors, exact = (np.concatenate([row[part] for row in own]) for part in ("stated", "errors", "exact"))
+    off, usual = stated - exact, np.abs(exact) < 10.0
+    rms = [float(np.sqrt(np.mean(np.square(off[some])))) for some in (usual, np.ones_like(usual))]
+    covered = f"{np.mean(np.abs(off) < 1.645 * errors):.0%}"
+    p = 1.0 / (1.0 + np.exp(-np.clip(stated, -700, 700)))
+    first = np.tile(np.repeat([1.0, 0.0], SETS // 2), len(own))
+    spread = np.sum(np.square(1 - 2 * p) * p * (1 - p))
+    z = float(np.sum((first - p) * (1 - 2 * p)) / np.sqrt(max(spread, 1e-12)))
+    right = f"{np.mean((p > 0.5) == first):.0%}"
+    return [name, *rms, f"{np.mean(~usual):.0%}", covered, right, z, float(np.median([row["seconds"] for row in own]))]
+
+
+def main(rows, pairs=(), keys=5):
+    pairs = tuple(pairs) or tuple(PAIRS)
+    rows.fill(measured, name=pairs, key=range(keys))
+    header = ["pair", "rms error where the exact is within 10 nats", "rms error of all", "beyond 10 nats"]
+    header += ["within 90% interval", "right model more probable", "Spiegelhalter's z", f"seconds for {SETS}"]
+    lines = [line(name, rows.of(name=name)) for name in pairs]
+    return "Comparison of models", [(f"{keys * SETS} data sets of each pair", report.table(header, lines))]
