@@ -37,6 +37,17 @@ kelfi = kme.KELFI(model, simulations=simulations)
 kelfi.run(jax.random.key(0), x=x)
 kelfi.print_summary()
 
+
+# %% compare
+def wider(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 3.0))
+    numpyro.sample("x", kme.Simulator(simulator, theta), obs=x)
+
+
+other = kme.KELFI(wider, 400, num_rounds=1, progress_bar=False)
+other.run(jax.random.key(0), x=x)
+print(kme.compare({"sd 1": kelfi, "sd 3": other}))
+
 # %% PosteriorBootstrap
 npl = kme.PosteriorBootstrap(iid, kme.MMD(), num_samples=64, progress_bar=False)
 npl.run(jax.random.key(0), x=data)
