@@ -79,7 +79,7 @@ class Comparison:
     def log_bayes_factor(self, first: str, second: str) -> tuple[float, float]:
         """Log Bayes factor of the first model over the second, and its standard error, nats."""
         for name in (first, second):
-            checks.require(name in self.log_evidence, f"The models are {self.order}; got {name!r}.")
+            checks.require(name in self.log_evidence, f"Name two of the models {self.order}; got {name!r}.")
         errors = self.standard_errors[first], self.standard_errors[second]
         return self.log_evidence[first] - self.log_evidence[second], float(np.hypot(*errors))
 
@@ -171,7 +171,8 @@ def comparable(models: Mapping[str, Engine | LearntPosterior]) -> dict[str, Lear
                 raise
             scaled = bool(np.any(problem_of(posterior).simulators[site].scale != 1.0))
             checks.require(
-                not scaled, f"The likelihood of {name!r} at {site!r} is raised to a power: it is no density."
+                not scaled,
+                f"The likelihood of {name!r} at {site!r} is raised to a power, and no density: leave `scale` out.",
             )
     (first, own), *others = posteriors.items()
     for name, other in others:
