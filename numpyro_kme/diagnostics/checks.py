@@ -25,6 +25,9 @@ from numpyro_kme.simulations import Simulations
 QUANTILES = 30
 """Numbers that many draws along a plate are compared by."""
 
+FAR = 1.0
+"""Standard deviations beyond all predictions from which an observed number is named: 4 or so from their mean."""
+
 NEIGHBOURS = 5
 """The distance to the neighbour of this number says how far out an output lies."""
 
@@ -222,6 +225,13 @@ class Check:
                     f"{site} ({test.told}): no simulation is as unlike the others as the observation, and this many "
                     f"cannot flag a model by the rule; {one_in:,.0f} prior draws can. {mend}"
                 )
+        beyond = {} if self.predictive is None else {name: d for name, d in self.predictive.beyond.items() if d > FAR}
+        if beyond:
+            named = ", ".join(f"{name} by {d:.2g} sd" for name, d in list(beyond.items())[:5])
+            unlike.append(
+                f"beyond anything that the model makes at the posterior draws: {named}; all others fit. Let statistics "
+                "be shifted (KELFI(adjust=0.1)), leave these out by NaN, or mend the model."
+            )
         of_surrogate = [sentence for site, found in self.surrogate.items() for sentence in found.findings(site)]
         return unlike + self.calibration.findings(level / 2) + few + of_surrogate
 

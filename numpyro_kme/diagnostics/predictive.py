@@ -67,6 +67,19 @@ class PredictiveCheck:
         """
         return {site: _tails(self.predicted[site], value) for site, value in self.observed.items()}
 
+    @property
+    def beyond(self) -> dict[str, float]:
+        """How far numbers lie beyond all predictions of them, in standard deviations of these, by name, the farthest
+        first; without those that do not."""
+        found = {}
+        for site, y in self.observed.items():
+            x = self.predicted[site]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                apart = np.maximum(np.min(x, axis=0) - y, y - np.max(x, axis=0)) / np.std(x, axis=0)
+            names = names_of_numbers(site, y.shape, self.names.get(site, ()))
+            found |= {name: d for name, d in zip(names, apart.ravel().tolist()) if d > 0.0}
+        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
     def to_inference_data(self):
         """An ArviZ object with the groups `posterior_predictive` and `observed_data`, for `az.plot_ppc` and others."""
         predicted = {site: value[None] for site, value in self.predicted.items()}

@@ -16,6 +16,7 @@ from numpyro_kme.engines.learnt_model import joint_values
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, is_sure
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.data_sets import WithLength, require_any_length
+from numpyro_kme.likelihoods.adjusted import Adjusted
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
@@ -24,6 +25,7 @@ from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.likelihoods.trials.form import KernelExponentialFamily
+from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.simulations import SimulatedMissing
 
@@ -73,6 +75,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
             coordinates and determines them, and the published form.
         standard_errors: Whether to learn from halves of the simulations too, for the standard errors of the posterior's
             means and standard deviations.
+        adjust: Prior probability that a statistic is shifted, such as 0.1, where the model may not be able to make all
+            of them. The shifts are inferred too, from the same simulations; `posterior.shifts()` has them.
         missing: `SimulatedMissing()` where the simulator itself gives NaN; when left out NaN is missing at random.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is
             one batch of parallel runs, and a store is for one round.
@@ -87,6 +91,7 @@ class KELFI(SimulationEngine[LearntPosterior]):
     num_rounds: int | None = None
     proposal: Proposal | None = None
     learn_prior: bool = False
+    adjust: float | None = None
     missing: SimulatedMissing | None = None
     statistics: Statistics | Mapping[str, Statistics] | None = None
     standard_errors: bool = True
@@ -109,6 +114,12 @@ class KELFI(SimulationEngine[LearntPosterior]):
         checks.require(one, f"`store` keeps prior draws: leave it out, or pass num_rounds=1; got {self.num_rounds}.")
         for one in self.statistics.values() if isinstance(self.statistics, Mapping) else [self.statistics]:
             checks.instance("statistics", one, Statistics | None, "SemiAutomaticStatistics() or SelectedStatistics()")
+        whole = self.missing is None and self.statistics is None and not isinstance(self.form, KernelExponentialFamily)
+        checks.require(
+            self.adjust is None or (0.0 < self.adjust < 1.0 and whole),
+            "`adjust` must be a probability, of statistics that are numbers: leave `statistics` and `missing` out; got "
+            f"{self.adjust}.",
+        )
         first = self.num_simulations // number
         checks.require(
             self.statistics is None or (first >= FEWEST and self.missing is None),
@@ -148,6 +159,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         if not simulator.ragged:
             if self.missing and form and not isinstance(form, KernelExponentialFamily):
                 form = Recorded(form)
+            if self.adjust is not None:
+                return Adjusted(form or ResidualKernelMeans(), self.adjust)
             return form if own is None else OfStatistics(own, form or ResidualKernelMeans())
         kernels = "form=KernelStatistics(EmpiricalMeasureRule()) for data sets, form=KernelStatistics(SignatureRule()) "
         checks.require(
@@ -210,7 +223,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key, rounds_key = split(rng_key, 4)
-        problem = self._checked(Problem.read(self.model, *args, **kwargs))
+        model = self.model if self.adjust is None else handlers.adjustable(self.model)
+        problem = self._checked(Problem.read(model, *args, **kwargs))
         sites, chosen = problem.simulators.values(), self.num_rounds is None
         numbers = sum(latent.value.size for latent in problem.latents.values())
         taken = max(site.simulator.arguments.shape[-1] for site in sites)

@@ -251,8 +251,9 @@ def training(
         checks.sound("x", x, "Leave out the simulations that failed.")
     draws = x.reshape(len(x), -1, *simulator.event_shape)
     default = default_form(x.reshape(-1, *simulator.event_shape), draws.shape[1] > 1, simulator.bounds)
-    form = engine.form_at(site, found) or default
-    chosen = some_calls(rng_key, number, len(arguments) // number, form.most_calls)
+    calls = len(arguments) // number
+    form = (engine.form_at(site, found) or default).known(x[: calls * (number - simulations.proposed)])
+    chosen = some_calls(rng_key, number, calls, form.most_calls)
     arguments, draws = arguments[chosen], draws[chosen]
     used = int(np.clip(form.most_calls // len(draws), 1, draws.shape[1]))
     theta, x = np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *simulator.event_shape)

@@ -15,6 +15,7 @@ from numpyro_kme.embeddings.means import herd
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.engines import learnt_model
 from numpyro_kme.engines.posterior import Posterior, missing_entries, problem_of, sites_at
+from numpyro_kme.likelihoods.adjusted import AdjustedSurrogate
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE, extrapolation_message
@@ -233,6 +234,17 @@ class LearntPosterior(Posterior):
             by_site[site] = values.reshape(fitted.event_shape) if values.size == prod(fitted.event_shape) else values
         return measure, by_site
 
+    def shifts(self) -> dict[str, np.ndarray]:
+        """How far each statistic of a simulator is shifted at each draw, in units of the output, 0 where it is not,
+        `{site: (n, *event)}` (`KELFI(adjust=...)`)."""
+        found = {}
+        for site, fitted in self.likelihoods.items():
+            if isinstance(fitted.surrogate, AdjustedSurrogate):
+                shift = fitted.surrogate.split(self.drawn.coordinates[site])[1]
+                found[site] = shift.reshape(len(shift), *fitted.event_shape)
+        checks.require(bool(found), "No statistic may be shifted here. Run KELFI with `adjust=0.1`.")
+        return found
+
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.
 
@@ -268,6 +280,8 @@ def describe(posterior: LearntPosterior) -> dict[str, Any]:
         if problem.simulators[site].single:
             place = fitted.surrogate.describe_observation(fitted.surrogate.point(problem.observations[site]))
             found |= {"observation": place} if place else {}
+            observed = fitted.surrogate.point(np.asarray(problem.observations[site], np.float64))
+            found |= fitted.surrogate.describe_draws(observed, drawn.coordinates[site])
         outside = float(np.max(posterior.extrapolated[site]))
         far = f"{outside:.2%} of the draws lie beyond the simulated parameters: no simulation supports these"
         found["parameters"] = far if outside else "all draws within the simulated parameters"

@@ -200,6 +200,10 @@ class Surrogate(Recomputed, abc.ABC):
         """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
         return ""
 
+    def describe_draws(self, y: np.ndarray, z: np.ndarray) -> Mapping[str, Any]:
+        """Lines of the summary on an observation `(n_raw,)` at posterior draws `(n, D)`, in coordinates; here none."""
+        return {}
+
     @property
     def moves(self) -> bool:
         """Tell whether the parameters move a statistic, and do not only make its values more or less probable."""
@@ -240,6 +244,10 @@ class Form(abc.ABC):
     def points(self, x: Any) -> Any:
         """Read outputs `(n, *event)` of a simulator as what `fit` takes; here vectors."""
         return x.reshape(len(x), -1)
+
+    def known(self, x: np.ndarray) -> Self:
+        """Settings once outputs `(m, *event)` of prior draws are known, for all rounds; here as they are."""
+        return self
 
     @abc.abstractmethod
     def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> Surrogate:

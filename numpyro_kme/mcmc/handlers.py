@@ -1,10 +1,13 @@
 """Models in, models out: a density or a loss in place of a simulator, and simulators in place of observations."""
 
+import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions.distribution import Distribution
 from numpyro.primitives import Messenger
@@ -16,7 +19,7 @@ from numpyro_kme.mcmc.generalized_bayes import generalized_bayes
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import observed_simulator, require_whole_calls
 
-__all__ = ["generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
+__all__ = ["adjustable", "generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
 
 Likelihood = Callable[..., Distribution]
 """A function of a simulator's parameters; those of a batch of calls have leading batch dimensions."""
@@ -106,6 +109,42 @@ class surrogate(Messenger):
         density = partial(_density, name, self.likelihoods[name], msg["value"], mask)
         fn = compat.rewrapped(msg["fn"], density)
         msg["fn"] = fn if _counts(mask) else fn.mask(False)
+
+
+class adjustable(Messenger):
+    """A model in which each statistic of an observed simulator may be shifted, as one that it cannot make.
+
+    Each such site `x` gets a latent `x_shift`, `(*event)`, standard normal scores of the shifts of its numbers: what
+    they are is a matter of the likelihood (`KELFI(adjust=...)`), and the simulator itself is the same. With
+    `handlers.surrogate(handlers.adjustable(model), kelfi.likelihoods)` any sampler of NumPyro infers them.
+    """
+
+    def process_message(self, msg):
+        """Give an observed simulator its shifts as a further argument, which it does not look at."""
+        simulator = observed_simulator(msg)
+        if simulator is None:
+            return
+        name, shape = msg["name"], simulator.event_shape
+        checks.require(
+            not simulator.batch_shape and not simulator.ragged,
+            f"Site {name!r} has calls along plates, or outputs of any length. Shifts are of the statistics of one "
+            "event: for draws with outliers use PosteriorBootstrap.",
+        )
+        scores = numpyro.sample(f"{name}_shift", dist.Normal(0.0, 1.0).expand(shape).to_event(len(shape)))
+        new = copy.copy(simulator)
+        new.fn, new.params = _Unshifted(simulator.fn), (*simulator.params, scores)
+        new.call_shapes = (*simulator.call_shapes, shape)
+        msg["fn"] = compat.rewrapped(msg["fn"], lambda _: new)
+
+
+@dataclass(frozen=True)
+class _Unshifted:
+    """A simulator that does not look at its last argument."""
+
+    fn: Callable
+
+    def __call__(self, rng_key, *params):
+        return self.fn(rng_key, *params[:-1])
 
 
 class uncondition_simulators(Messenger):

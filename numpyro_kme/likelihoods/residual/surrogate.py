@@ -20,6 +20,9 @@ from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions
 from numpyro_kme.likelihoods.residual.support import AROUND, SupportBounds
 from numpyro_kme.likelihoods.statistics import MarginalTransform, StatisticsTransform
 
+MISFIT = 3.0
+"""Standard deviations by which a statistic that does not fit is off: one in 400 of those that do."""
+
 MIN_SIMULATIONS = 10
 """Fewer simulations than this cannot be held out from."""
 
@@ -243,6 +246,20 @@ class ResidualSurrogate(Surrogate):
             f"{where}; farthest from the middle in statistic {self.transform.label(self.transform.kept[worst])}, by "
             f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
         )
+
+    def describe_draws(self, y: np.ndarray, z: np.ndarray) -> Mapping[str, Any]:
+        """Implement `Surrogate.describe_draws`: which statistics are far from what the model makes there."""
+        if self.transform.lacks(y):
+            return self.marginal(~np.isnan(y)).describe_draws(y, z)
+        standard = (y[list(self.transform.kept)] - self.transform.centre) / self.transform.scale
+        residuals = self.standardisation(np.broadcast_to(standard, (len(z), len(standard))), z, np)[0]
+        apart = np.where(self.unmoved, 0.0, np.median(np.abs(residuals), axis=0))
+        far = [
+            f"{self.transform.label(self.transform.kept[i])} is {apart[i]:.2g} sd from what the model makes there"
+            for i in np.argsort(-apart)
+            if apart[i] > MISFIT
+        ]
+        return {"fit": "; ".join(far[:5]) + f"; all others are within {MISFIT:g} sd"} if far else {}
 
     def _list(self, chosen: np.ndarray) -> str:
         """Names of the statistics that are marked, `(n,)`, of the first ten where there are more."""

@@ -1,0 +1,128 @@
+"""Statistics that may be shifted: beside quadrature, under NUTS, and what is told of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+from numpyro.infer import MCMC, NUTS
+
+import numpyro_kme as kme
+from numpyro_kme.mcmc import handlers
+
+KEY, NOISE, P = jax.random.key(0), 0.3, 0.1
+pytestmark = pytest.mark.filterwarnings("ignore:The observation lies far outside", "ignore:.*may be off by")
+OBSERVED = {"one": 0.4, "other": 0.2, "far": 8.0}
+
+
+def three(rng_key, theta):
+    """Three measurements of the same number."""
+    x = theta + NOISE * jax.random.normal(rng_key, (3,))
+    return dict(zip(OBSERVED, x))
+
+
+def model(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", kme.Simulator(three, theta), obs=x)
+
+
+def fitted(x=None, **settings):
+    engine = kme.KELFI(model, 300, **{"adjust": P, "progress_bar": False} | settings)
+    engine.run(jax.random.key(0), x=OBSERVED if x is None else x)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return fitted(num_samples=4000)
+
+
+def exact(scale):
+    """Mean and standard deviation of the posterior by quadrature, where shifts are Cauchy of this scale."""
+    theta, shift = np.linspace(-4.0, 4.0, 801), np.linspace(-60.0, 60.0, 12001)
+    slab = scipy.stats.cauchy(scale=scale).pdf(shift) * np.gradient(shift)
+    log_p = scipy.stats.norm.logpdf(theta)
+    for y in OBSERVED.values():
+        spike = scipy.stats.norm.pdf(y, theta, NOISE)
+        moved = np.array([slab @ scipy.stats.norm.pdf(y - shift, at, NOISE) for at in theta])
+        log_p = log_p + np.log((1.0 - P) * spike + P * moved)
+    p = np.exp(log_p - log_p.max())
+    mean = np.average(theta, weights=p)
+    return mean, np.sqrt(np.average(np.square(theta - mean), weights=p))
+
+
+def test_the_posterior_is_that_of_quadrature(engine):
+    """A measurement that the other two contradict does not count, and widths are those of a spike and a slab."""
+    mean, sd = exact(float(np.mean(engine.likelihoods["x"].surrogate.scale)))
+    theta = engine.get_samples()["theta"]
+    assert abs(theta.mean() - mean) < 0.2 * sd
+    assert 0.8 < theta.std() / sd < 1.3
+
+
+def test_shifts_are_told_by_name(engine):
+    """With their probability, in units of the output; a statistic that fits is not."""
+    shifts = engine.posterior.shifts()["x"]
+    probable = np.mean(shifts != 0.0, axis=0)
+    assert probable[2] > 0.95 and probable[:2].max() < 0.3
+    assert np.median(shifts[:, 2]) == pytest.approx(7.7, abs=0.5)
+    assert engine.info["shifted statistics"].startswith("far by 7.") and ";" not in engine.info["shifted statistics"]
+
+
+def test_nothing_is_shifted_where_all_fits():
+    engine = fitted({"one": 0.4, "other": 0.2, "far": 0.1})
+    assert engine.info["shifted statistics"].startswith("none; the most probable is ")
+    assert abs(engine.get_samples()["theta"].mean() - 0.23) < 0.15
+
+
+def test_a_shift_is_a_spike_and_a_cauchy_slab(engine):
+    """Standard normal scores become 0 with probability `1 - p`, and Cauchy numbers otherwise."""
+    surrogate = engine.likelihoods["x"].surrogate
+    scores = scipy.stats.norm.ppf((np.arange(200_000) + 0.5) / 200_000)
+    z = np.concatenate([np.zeros((200_000, 1)), np.repeat(scores[:, None], 3, axis=1)], axis=1)
+    shift = surrogate.split(z)[1] / surrogate.scale
+    assert np.mean(shift == 0.0) == pytest.approx(1.0 - P, abs=1e-4)
+    moved = shift[shift[:, 0] != 0.0, 0]
+    for q in (0.1, 0.3, 0.7, 0.9):
+        assert np.quantile(moved, q) == pytest.approx(scipy.stats.cauchy.ppf(q), rel=0.01)
+    np.testing.assert_allclose(surrogate.split(jnp.asarray(z))[1][::1000], surrogate.split(z)[1][::1000], rtol=2e-3, atol=1e-5)
+
+
+def test_nuts_infers_shifts_too(engine):
+    """On the same likelihood, by the handlers; all rounds and halves have one scale."""
+    fitted = engine.likelihoods["x"]
+    scales = [np.asarray(other.surrogate.scale) for other in (fitted, *fitted.others)]
+    assert len(scales) > 2 and all((scale == scales[0]).all() for scale in scales)
+    mcmc = MCMC(
+        NUTS(handlers.surrogate(handlers.adjustable(model), engine.likelihoods)),
+        num_warmup=500,
+        num_samples=1500,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(1), x=OBSERVED)
+    theta, own = np.asarray(mcmc.get_samples()["theta"]), engine.get_samples()["theta"]
+    assert abs(theta.mean() - own.mean()) < 0.4 * own.std()
+
+
+def test_a_statistic_that_was_not_observed_stays_out():
+    engine = fitted({**OBSERVED, "other": np.nan}, num_rounds=1)
+    assert np.isfinite(engine.get_samples()["theta"]).all()
+
+
+def along_a_plate(x=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("draws", 4):
+        numpyro.sample("x", kme.Simulator(three, theta), obs=x)
+
+
+def test_what_cannot_be_adjusted_is_refused(engine):
+    with pytest.raises(ValueError, match="must be a probability"):
+        kme.KELFI(model, adjust=2.0)
+    with pytest.raises(ValueError, match="`adjust` must be"):
+        kme.KELFI(model, adjust=0.1, statistics=kme.SemiAutomaticStatistics())
+    plate = kme.KELFI(along_a_plate, adjust=0.1)
+    with pytest.raises(ValueError, match="PosteriorBootstrap"):
+        plate.run(KEY, x={name: np.ones(4) for name in OBSERVED})
+    with pytest.raises(ValueError, match="adjust=0.1"):
+        fitted(adjust=None, num_rounds=1, standard_errors=False).posterior.shifts()
