@@ -86,7 +86,8 @@ def test_a_shift_is_a_spike_and_a_cauchy_slab(engine):
     moved = shift[shift[:, 0] != 0.0, 0]
     for q in (0.1, 0.3, 0.7, 0.9):
         assert np.quantile(moved, q) == pytest.approx(scipy.stats.cauchy.ppf(q), rel=0.01)
-    np.testing.assert_allclose(surrogate.split(jnp.asarray(z))[1][::1000], surrogate.split(z)[1][::1000], rtol=2e-3, atol=1e-5)
+    in_jax = surrogate.split(jnp.asarray(z))[1]
+    np.testing.assert_allclose(in_jax[::1000], surrogate.split(z)[1][::1000], rtol=2e-3, atol=1e-5)
 
 
 def test_nuts_infers_shifts_too(engine):
@@ -124,5 +125,5 @@ def test_what_cannot_be_adjusted_is_refused(engine):
     plate = kme.KELFI(along_a_plate, adjust=0.1)
     with pytest.raises(ValueError, match="PosteriorBootstrap"):
         plate.run(KEY, x={name: np.ones(4) for name in OBSERVED})
-    with pytest.raises(ValueError, match="adjust=0.1"):
+    with pytest.raises(ValueError, match=r"adjust=0\.1"):
         fitted(adjust=None, num_rounds=1, standard_errors=False).posterior.shifts()
