@@ -16,7 +16,16 @@ from scipy import stats
 from scipy.spatial.distance import cdist
 
 import numpyro_kme as kme
-from numpyro_kme.diagnostics import Calibration, calibrate, calibration, check, misspecification_test, predictive_check
+from numpyro_kme.diagnostics import (
+    Calibration,
+    Check,
+    PredictiveCheck,
+    calibrate,
+    calibration,
+    check,
+    misspecification_test,
+    predictive_check,
+)
 from numpyro_kme.diagnostics.calibration import MARGIN, components_of, uniformity_tests
 from numpyro_kme.engines import EffectiveSampleSizeError, Engine, Posterior
 from numpyro_kme.likelihoods.statistics import StatisticsTransform
@@ -519,3 +528,14 @@ def test_predictions_of_a_model_that_asks_its_data_for_their_number():
     found = predictive_check(KEY, Posterior(engine="none", samples=draws, problem=problem, simulations=simulations))
     assert found.predicted["x"].shape == (200, 6) and (found.observed["x"] == 0.5).all()
     assert np.std(found.predicted["x"]) > 0.8
+
+
+def test_numbers_beyond_all_predictions_are_named():
+    """In standard deviations of the predictions beyond the farthest of these."""
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    found = PredictiveCheck({"x": x}, {"x": np.array([0.0, 7.0, -9.0])}, {"x": ("mean", "max", "min")})
+    expected = {"min": (x[:, 2].min() + 9.0) / x[:, 2].std(), "max": (7.0 - x[:, 1].max()) / x[:, 1].std()}
+    assert found.beyond == pytest.approx(expected) and list(found.beyond) == ["min", "max"]
+    ranks = np.random.default_rng(1).uniform(size=100)
+    said = Check(Calibration({"theta": ranks}, ranks, {"theta": ranks}), {}, found).findings()
+    assert any("beyond anything that the model makes" in sentence and "min by" in sentence for sentence in said)

@@ -70,6 +70,13 @@ def test_shifts_are_told_by_name(engine):
     assert engine.info["shifted statistics"].startswith("far by 7.") and ";" not in engine.info["shifted statistics"]
 
 
+def test_the_summary_names_what_does_not_fit():
+    """Of plain KELFI too, in standard deviations of what the model makes at the draws; nothing where all fits."""
+    said = fitted(adjust=None).info["fit"]
+    assert said.startswith("far is ") and said.endswith("; all others are within 3 sd")
+    assert "fit" not in fitted({"one": 0.4, "other": 0.2, "far": 0.1}, adjust=None).info
+
+
 def test_nothing_is_shifted_where_all_fits():
     engine = fitted({"one": 0.4, "other": 0.2, "far": 0.1})
     assert engine.info["shifted statistics"].startswith("none; the most probable is ")

@@ -39,6 +39,11 @@ mcmc = MCMC(NUTS(learnt), num_warmup=200, num_samples=500, progress_bar=False)
 mcmc.run(jax.random.key(0), x=x)
 print(f"{mcmc.get_samples()['theta'].mean():.1f}")
 
+# %% mcmc.handlers.adjustable
+with numpyro.handlers.seed(rng_seed=0):
+    trace = numpyro.handlers.trace(kme.handlers.adjustable(model)).get_trace(x=x)
+print([name for name in trace])
+
 # %% mcmc.handlers.generalized_bayes
 noise = kme.CommonNoise(64)
 robust = kme.handlers.generalized_bayes(iid, kme.MMD(), weight=1.0, noise=noise)
