@@ -85,7 +85,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Which model the data favour over the next, by what odds, and which odds the simulations leave."""
+        """The model that the data favour over the next, by what odds, and which odds the simulations leave."""
         first, second, *_ = self.order
         log_ratio, error = self.log_bayes_factor(first, second)
         low, high = (_odds(log_ratio + side * _REACH * error) for side in (-1.0, 1.0))
@@ -211,7 +211,7 @@ def _differences(one: LearntPosterior, other: LearntPosterior):
 
 
 def _kind(surrogate: Any) -> str:
-    """What its densities are relative to: probabilities of values, or densities of numbers."""
+    """Tell what its densities are relative to: probabilities of values, or densities of numbers."""
     if not isinstance(surrogate, TrialsSurrogate):
         return type(surrogate).__name__
     numbers = [surrogate.transform.label(i) for i in surrogate.entries.numbers]
@@ -250,7 +250,7 @@ class ComparisonCheck:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """Of the models, each as probable before the data, `(N, K)`."""
+        """Probabilities of the models, each as probable before the data, `(N, K)`."""
         return np.exp(log_softmax(self.log_evidence, axis=1))
 
     @property
@@ -269,9 +269,12 @@ class ComparisonCheck:
 
     @property
     def p_value(self) -> float:
-        r"""Of calibration, for all models together: Spiegelhalter's $z = \sum (o - p)(1 - 2 p) / \sqrt{\sum (1 - 2 p)^2
-        p (1 - p)}$ of outcomes `o` that have the probability `p`, which probabilities that are too sure or too unsure
-        move, times the number of models."""
+        r"""The p-value of calibration, of all models together, times their number, by Spiegelhalter's
+
+        $$ z = \sum (o - p)(1 - 2 p) / \sqrt{\sum (1 - 2 p)^2 p (1 - p)} $$
+
+        of outcomes `o` that have the probability `p`, which probabilities that are too sure or too unsure move.
+        """
         p, o = self.probabilities, self._true
         variance = np.sum(np.square(1.0 - 2.0 * p) * p * (1.0 - p), axis=0)
         z = np.abs(np.sum((o - p) * (1.0 - 2.0 * p), axis=0)) / np.sqrt(np.maximum(variance, 1e-300))

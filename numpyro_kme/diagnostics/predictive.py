@@ -69,9 +69,9 @@ class PredictiveCheck:
 
     @property
     def beyond(self) -> dict[str, float]:
-        """How far numbers lie beyond all predictions of them, in standard deviations of these, by name, the farthest
-        first; without those that do not."""
-        found = {}
+        """Distances of numbers beyond all predictions of them, in standard deviations of these, by name, the farthest
+        first; without those that are not."""
+        found: dict[str, float] = {}
         for site, y in self.observed.items():
             x = self.predicted[site]
             with np.errstate(invalid="ignore", divide="ignore"):

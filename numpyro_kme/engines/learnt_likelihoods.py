@@ -15,6 +15,7 @@ from numpyro_kme.engines.base import learn_success
 from numpyro_kme.engines.learnt_model import PARTICLES, LearntModel, PosteriorDraws, draw_in_coordinates, draw_in_model
 from numpyro_kme.engines.learnt_posterior import LearntPosterior, describe, emit_warnings, plain
 from numpyro_kme.engines.posterior import arviz_groups, sites_at
+from numpyro_kme.likelihoods.adjusted import Adjusted
 from numpyro_kme.likelihoods.base import Form
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood, default_form, fit_likelihood, with_halves
@@ -252,7 +253,9 @@ def training(
     draws = x.reshape(len(x), -1, *simulator.event_shape)
     default = default_form(x.reshape(-1, *simulator.event_shape), draws.shape[1] > 1, simulator.bounds)
     calls = len(arguments) // number
-    form = (engine.form_at(site, found) or default).known(x[: calls * (number - simulations.proposed)])
+    form = engine.form_at(site, found) or default
+    if isinstance(form, Adjusted):
+        form = form.known(x[: calls * (number - simulations.proposed)])
     chosen = some_calls(rng_key, number, calls, form.most_calls)
     arguments, draws = arguments[chosen], draws[chosen]
     used = int(np.clip(form.most_calls // len(draws), 1, draws.shape[1]))

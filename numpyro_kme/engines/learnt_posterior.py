@@ -235,7 +235,7 @@ class LearntPosterior(Posterior):
         return measure, by_site
 
     def shifts(self) -> dict[str, np.ndarray]:
-        """How far each statistic of a simulator is shifted at each draw, in units of the output, 0 where it is not,
+        """Shifts of each statistic of a simulator at each draw, in units of the output, 0 where it is not,
         `{site: (n, *event)}` (`KELFI(adjust=...)`)."""
         found = {}
         for site, fitted in self.likelihoods.items():
@@ -278,10 +278,9 @@ def describe(posterior: LearntPosterior) -> dict[str, Any]:
         found = {"coordinates": fitted.coordinates.note, **fitted.surrogate.describe()}
         found |= missing_entries(problem.simulators[site])
         if problem.simulators[site].single:
-            place = fitted.surrogate.describe_observation(fitted.surrogate.point(problem.observations[site]))
+            observed = fitted.surrogate.point(problem.observations[site])
+            place = fitted.surrogate.describe_observation(observed, drawn.coordinates[site])
             found |= {"observation": place} if place else {}
-            observed = fitted.surrogate.point(np.asarray(problem.observations[site], np.float64))
-            found |= fitted.surrogate.describe_draws(observed, drawn.coordinates[site])
         outside = float(np.max(posterior.extrapolated[site]))
         far = f"{outside:.2%} of the draws lie beyond the simulated parameters: no simulation supports these"
         found["parameters"] = far if outside else "all draws within the simulated parameters"

@@ -48,8 +48,8 @@ class Adjusted(Form):
     probability: float = 0.1
     scale: tuple[float, ...] | None = None
 
-    def known(self, x):
-        """Implement `Form.known`: the scale."""
+    def known(self, x: np.ndarray) -> "Adjusted":
+        """Settings with the scale of outputs `(m, *event)` of prior draws, for all rounds."""
         spread = np.apply_along_axis(robust_standard_deviation, 0, x.reshape(len(x), -1))
         return replace(self, scale=tuple(np.where(spread > 0.0, spread, 1.0).tolist()))
 
@@ -89,7 +89,6 @@ class AdjustedSurrogate(Surrogate):
 
     moves = property(attrgetter("inner.moves"))
     informativeness = property(attrgetter("inner.informativeness"))
-    describe_observation = property(attrgetter("inner.describe_observation"))
     require_density = property(attrgetter("inner.require_density"))
 
     @jax.numpy_rank_promotion("allow")
@@ -129,9 +128,9 @@ class AdjustedSurrogate(Surrogate):
         told = f"each statistic is shifted with prior probability {self.probability:g}"
         return {**self.inner.describe(), "adjusted": told}
 
-    def describe_draws(self, y: np.ndarray, z: np.ndarray) -> Mapping[str, Any]:
-        """Implement `Surrogate.describe_draws`: which statistics are shifted."""
-        shift = self.split(z)[1]
+    def describe_observation(self, y: Any, z: np.ndarray) -> str:
+        """Implement `Surrogate.describe_observation`: which statistics are shifted, too."""
+        own, shift = self.split(z)
         shares, label = np.mean(shift != 0.0, axis=0), getattr(getattr(self.inner, "transform", None), "label", str)
         order = np.argsort(-shares)
         told = [
@@ -139,8 +138,8 @@ class AdjustedSurrogate(Surrogate):
             for i in order
             if shares[i] > PROBABLE
         ]
-        none = f"none; the most probable is {label(int(order[0]))}, with {shares[order[0]]:.2f}"
-        return {"shifted statistics": "; ".join(told) or none}
+        none = f"none, most probably {label(int(order[0]))}, with {shares[order[0]]:.2f}"
+        return f"{self.inner.describe_observation(y, own)}; shifted: {', '.join(told) or none}"
 
 
 @register

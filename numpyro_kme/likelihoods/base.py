@@ -196,13 +196,10 @@ class Surrogate(Recomputed, abc.ABC):
     def describe(self) -> Mapping[str, Any]:
         """Report what was learnt and what to look at, in words and numbers, for a person."""
 
-    def describe_observation(self, y: Any) -> str:
-        """Where an observation lies among the simulations, in a sentence; empty where the form does not say."""
+    def describe_observation(self, y: Any, z: np.ndarray) -> str:
+        """Where an observation lies among the simulations, and beside what the model makes at posterior draws `(n, D)`,
+        in a sentence; empty where the form does not say."""
         return ""
-
-    def describe_draws(self, y: np.ndarray, z: np.ndarray) -> Mapping[str, Any]:
-        """Lines of the summary on an observation `(n_raw,)` at posterior draws `(n, D)`, in coordinates; here none."""
-        return {}
 
     @property
     def moves(self) -> bool:
@@ -244,10 +241,6 @@ class Form(abc.ABC):
     def points(self, x: Any) -> Any:
         """Read outputs `(n, *event)` of a simulator as what `fit` takes; here vectors."""
         return x.reshape(len(x), -1)
-
-    def known(self, x: np.ndarray) -> Self:
-        """Settings once outputs `(m, *event)` of prior draws are known, for all rounds; here as they are."""
-        return self
 
     @abc.abstractmethod
     def fit(self, z: ArrayLike, x: Any, *, measure: Any = None, y: Any = None) -> Surrogate:

@@ -183,10 +183,10 @@ class StatisticsSurrogate(TransformedSurrogate):
         """Implement `Surrogate.describe`, of the statistics."""
         return {**self.statistics.describe(), **self.inner.describe()}
 
-    def describe_observation(self, y: Any) -> str:
+    def describe_observation(self, y: Any, z: np.ndarray) -> str:
         """Implement `Surrogate.describe_observation`, of the statistics."""
         place = self.statistics.describe_observation(np.asarray(y, np.float64))
-        return "; ".join(part for part in (super().describe_observation(y), place) if part)
+        return "; ".join(part for part in (super().describe_observation(y, z), place) if part)
 
     def require_density(self) -> None:
         """Raise: it is a density of statistics, which are others for other simulations."""

@@ -69,9 +69,9 @@ class TransformedSurrogate(Surrogate):
         """The likelihood at several outputs."""
         return self.inner.at_rows(self._of(rows, *rows.shape[:axes]), axes)
 
-    def describe_observation(self, y: Any) -> str:
+    def describe_observation(self, y: Any, z: np.ndarray) -> str:
         """Describe `s` of an observation."""
-        return self.inner.describe_observation(self._of(y))
+        return self.inner.describe_observation(self._of(y), z)
 
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Tell whether `s` cannot come from some coordinates."""

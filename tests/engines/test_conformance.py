@@ -12,6 +12,7 @@ import pickle
 import re
 import subprocess
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -154,7 +155,8 @@ def on_an_engine(function):
 
 
 def takes_an_engine(parameter):
-    kinds = typing.get_args(parameter.annotation) or (parameter.annotation,)
+    kinds = parameter.annotation
+    kinds = typing.get_args(kinds) if isinstance(kinds, types.UnionType) else (kinds,)
     return Engine in kinds or Posterior in kinds
 
 
@@ -217,6 +219,8 @@ def kelfi(**own):
     return lambda model, **settings: kme.KELFI(model, 200, **QUIET | own | settings)
 
 
+SHIFTED: dict = {"shifts": lambda e: e.posterior.shifts()["x"]}
+
 ROWS = {
     "KELFI": Row(kelfi(num_rounds=1), statistics, PLAIN, CHECK | PLOTS | PLOTS_OF_LEARNT),
     "KELFI, published form": Row(kelfi(form=kme.KernelMeans()), statistics, PUBLISHED, CHECK | PLOTS | PLOTS_OF_LEARNT),
@@ -226,6 +230,7 @@ ROWS = {
         PUBLISHED | {"measures": lambda e: e.posterior.drawn.measures["x"].means},
         error=2.0,  # another posterior: its prior has the mode at the observation
     ),
+    "KELFI, adjusted": Row(kelfi(num_rounds=1, adjust=0.1), statistics, SHIFTED, CHECK),
     "KELFI, two sites": Row(kelfi(num_rounds=1), two_sites, LEARNT, CHECK),
     "kernel ABC": Row(lambda m, **s: kme.KernelABC(m, 200, **QUIET | s), statistics, WEIGHTED),
     "kernel Bayes": Row(lambda m, **s: kme.KernelBayes(m, 200, **QUIET | s), statistics, WEIGHTED),
@@ -511,7 +516,7 @@ def test_two_simulator_sites_are_inferred_from_or_refused(name, fitted):
     row = ROWS[name]
     if row.model is two_sites:
         return assert_near_the_posterior(row, fitted(name).get_samples()["theta"])
-    if name in ("KELFI", "KELFI, published form"):
+    if name in ("KELFI", "KELFI, published form", "KELFI, adjusted"):
         pytest.skip("the row of two sites has it")
     with pytest.raises(ValueError, match=r"one simulator site|one observed site"):
         row.make(two_sites).run(KEY, **OBSERVED[two_sites])

@@ -231,35 +231,31 @@ class ResidualSurrogate(Surrogate):
         }
         return {name: value for name, value in told.items() if not isinstance(value, str) or value != "none"}
 
-    def describe_observation(self, y: Any) -> str:
-        """Where an observation `(n_raw,)` lies among the simulations, in a sentence."""
+    def describe_observation(self, y: Any, z: np.ndarray) -> str:
+        """Implement `Surrogate.describe_observation`, of one `(n_raw,)`."""
         if self.transform.lacks(y):
-            return self.marginal(~np.isnan(y)).describe_observation(y)
+            return self.marginal(~np.isnan(y)).describe_observation(y, z)
         self.transform.check(y)
-        place = numpy_function(StatisticsTransform.forward)(self.transform, np.asarray(y, np.float64))
+        y = np.asarray(y, np.float64)
+        place = numpy_function(StatisticsTransform.forward)(self.transform, y)
         low, high = np.asarray(self.simulated_range)
         outside, worst = (place < low) | (place > high), int(np.argmax(np.abs(place)))
         where = "within the simulated range of all statistics"
         if outside.any():
             where = f"outside the simulated range of {self._list(outside)}: what follows is extrapolated in the data"
-        return (
-            f"{where}; farthest from the middle in statistic {self.transform.label(self.transform.kept[worst])}, by "
-            f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
-        )
-
-    def describe_draws(self, y: np.ndarray, z: np.ndarray) -> Mapping[str, Any]:
-        """Implement `Surrogate.describe_draws`: which statistics are far from what the model makes there."""
-        if self.transform.lacks(y):
-            return self.marginal(~np.isnan(y)).describe_draws(y, z)
         standard = (y[list(self.transform.kept)] - self.transform.centre) / self.transform.scale
         residuals = self.standardisation(np.broadcast_to(standard, (len(z), len(standard))), z, np)[0]
         apart = np.where(self.unmoved, 0.0, np.median(np.abs(residuals), axis=0))
-        far = [
-            f"{self.transform.label(self.transform.kept[i])} is {apart[i]:.2g} sd from what the model makes there"
-            for i in np.argsort(-apart)
-            if apart[i] > MISFIT
-        ]
-        return {"fit": "; ".join(far[:5]) + f"; all others are within {MISFIT:g} sd"} if far else {}
+        misfit = int(np.argmax(apart))
+        fits = f"all statistics are within {MISFIT:g} sd of what the model makes at the draws"
+        if apart[misfit] > MISFIT:
+            others = self._list((apart > MISFIT) & (np.arange(len(apart)) != misfit))
+            label = self.transform.label(self.transform.kept[misfit])
+            fits = f"{label} is {apart[misfit]:.2g} sd from what the model makes at the draws; so are, less: {others}"
+        return (
+            f"{where}; farthest from the middle in statistic {self.transform.label(self.transform.kept[worst])}, by "
+            f"{np.sinh(abs(place[worst])):.2g} robust standard deviations; {fits}"
+        )
 
     def _list(self, chosen: np.ndarray) -> str:
         """Names of the statistics that are marked, `(n,)`, of the first ten where there are more."""
