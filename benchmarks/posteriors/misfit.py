@@ -5,8 +5,9 @@
 Root mean squared error of posterior draws about the true parameters, and coverage of central 90% intervals, at 1,000
 simulations, by the share of contaminated data. Ricker and Ornstein-Uhlenbeck: models, priors, 100 series a data set and
 contamination of Huang et al. (2023), where a share of the series is made with other parameters; their statistics are
-learnt by a network, and those here are means and medians over the series of five of each. Normal: mean and variance of 100 draws, a fifth of which have another standard deviation (Frazier and Drovandi, 2021). Weibull: of ten
-statistics of 200 draws the mean and the largest are wrong. Takes half an hour.
+learnt by a network, and those here are means and medians over the series of five of each. Normal: mean and variance
+of 100 draws, a fifth of which have another standard deviation (Frazier and Drovandi, 2021). Weibull: of ten statistics
+of 200 draws the mean and the largest are wrong. Takes half an hour.
 """
 
 from typing import Any, NamedTuple
