@@ -62,7 +62,9 @@ class Comparison:
         if not all(site.simulator.batch_shape for p in self.posteriors.values() for site in sites_of(p).values()):
             rows["not known"] = "whether the simulator's output tells the models apart: check_comparison"
         return Card(
-            f"Comparison of {len(rows) - 2} models", rows, "log_bayes_factor(a, b), leave_one_out(), probabilities"
+            f"Comparison of {len(self.log_evidence)} models",
+            rows,
+            "log_bayes_factor(a, b), leave_one_out(), probabilities",
         )
 
     @property

@@ -62,7 +62,7 @@ def test_the_verdict_says_odds(engines):
     assert (
         found.verdict.startswith("wide is favoured over narrow, ") and " to 1; the simulations leave " in found.verdict
     )
-    assert "check_comparison" in repr(found)
+    assert repr(found).startswith("Comparison of 2 models") and "check_comparison" in repr(found)
     same = compare({"one": engines["wide"], "other": engines["wide"]})
     assert same.verdict.startswith("undecided: 1 to 1")
 
@@ -179,4 +179,5 @@ def test_leave_one_out_is_that_of_arviz():
         return engine
 
     found = compare({"erratic": along_plate(erratic), "right": along_plate(level)})
+    assert repr(found).startswith("Comparison of 2 models")
     assert list(found.leave_one_out().index) == ["right", "erratic"] == found.order
