@@ -203,6 +203,9 @@ def _differences(one: LearntPosterior, other: LearntPosterior):
             yield f"other masks at {site!r}", *(f"{m.sum()} calls count" for m in (mine.mask, theirs.mask))
         if mine.simulator.labels and theirs.simulator.labels and mine.simulator.labels != theirs.simulator.labels:
             yield f"other statistics at {site!r}", mine.simulator.labels, theirs.simulator.labels
+        ends = [site.simulator.bounds or (-np.inf, np.inf) for site in (mine, theirs)]
+        if not all(np.all(np.asarray(end) == other) for end, other in zip(*ends)):
+            yield f"other intervals at {site!r}", *map(checks.line, ends)
         kinds = [_kind(posterior.likelihoods[site].surrogate) for posterior in (one, other)]
         if kinds[0] != kinds[1]:
             yield f"likelihoods of other kinds at {site!r}", *kinds

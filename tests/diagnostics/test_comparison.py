@@ -89,7 +89,8 @@ def test_a_discrete_choice_of_the_model_gives_the_same_answer():
     engine.run(jax.random.key(1), x=x)
     apart = compare({name: fitted(sd, x) for name, sd in SDS.items()}).probabilities["wide"]
     assert abs(engine.get_samples()["index"].mean() - apart) < 0.08
-    assert abs(apart - 1.0 / (1.0 + np.exp(-np.diff(-exact(x))[0] * -1.0))) < 0.08
+    narrow, wide = exact(x)
+    assert abs(apart - 1.0 / (1.0 + np.exp(narrow - wide))) < 0.08
 
 
 REFUSED = {
@@ -104,6 +105,22 @@ def test_what_is_not_comparable_is_refused_by_name(engines, case):
     make, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         compare({"narrow": engines["narrow"], "other": make()})
+
+
+def test_other_intervals_are_refused():
+    """Of a number that is not known but to lie in one."""
+
+    def limited(high):
+        def within(x=None):
+            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+            numpyro.sample("x", kme.Simulator(noisy, theta).within(high=np.array([high, np.inf])), obs=x)
+
+        engine = kme.KELFI(within, 200, num_rounds=1, progress_bar=False)
+        engine.run(jax.random.key(0), x=np.array([np.nan, 1.0]))
+        return engine
+
+    with pytest.raises(ValueError, match="other intervals at 'x'"):
+        compare({"one": limited(0.5), "other": limited(2.0)})
 
 
 def test_other_statistics_are_refused():

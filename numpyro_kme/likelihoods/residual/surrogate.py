@@ -251,7 +251,7 @@ class ResidualSurrogate(Surrogate):
         if apart[misfit] > MISFIT:
             others = self._list((apart > MISFIT) & (np.arange(len(apart)) != misfit))
             label = self.transform.label(self.transform.kept[misfit])
-            fits = f"{label} is {apart[misfit]:.2g} sd from what the model makes at the draws; so are, less: {others}"
+            fits = f"{label} is {apart[misfit]:.2g} sd from what the model makes at the draws; others so far: {others}"
         return (
             f"{where}; farthest from the middle in statistic {self.transform.label(self.transform.kept[worst])}, by "
             f"{np.sinh(abs(place[worst])):.2g} robust standard deviations; {fits}"
