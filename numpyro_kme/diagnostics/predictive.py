@@ -161,13 +161,13 @@ def plan_of_data(found: Engine | Posterior) -> Plan:
 
 
 def data_sets(
-    rng_key: jax.Array, problem: Problem, number: int, plan: Plan, arguments: Arguments | None
+    rng_key: jax.Array, posterior: Posterior, number: int, plan: Plan, arguments: Arguments | None
 ) -> tuple[Simulations, dict[str, np.ndarray], list[dict[str, Any]]]:
     """Draw every observed site: simulators by simulation, others from their own distributions.
 
     Args:
         rng_key: The only source of randomness.
-        problem: The model, as it was run.
+        posterior: Of the model, as it was run.
         number: Of data sets; fewer where simulations fail.
         plan: How to simulate, as `plan_of_data` gives it.
         arguments: As in `calibrate`.
@@ -175,6 +175,7 @@ def data_sets(
         The simulations with the parameters, what was drawn and is not masked, `{site: (N, *event)}`, and keyword
         arguments of the model for each data set.
     """
+    problem = problem_of(posterior)
     first = {name: latent.value[None] for name, latent in problem.latents.items()}
     problem.draw_factors(rng_key, first)  # which refuses what cannot be drawn before anything is simulated
     if arguments is None:
@@ -184,7 +185,7 @@ def data_sets(
             f"The model was not run with keyword arguments named like its sites {absent}: {sorted(problem.kwargs)}. "
             "Rename its arguments, or pass `arguments=lambda x: dict(...)`, which turns what was drawn into arguments.",
         )
-    simulations = plan.simulate(rng_key, problem, number)
+    simulations = posterior.with_shifts(plan.simulate(rng_key, problem, number))
     others = problem.draw_factors(rng_key, simulations.latents)
     given = []
     for j in range(len(simulations)):

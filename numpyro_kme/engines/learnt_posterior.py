@@ -245,6 +245,15 @@ class LearntPosterior(Posterior):
         checks.require(bool(found), "No statistic may be shifted here. Run KELFI with `adjust=0.1`.")
         return found
 
+    def with_shifts(self, simulations):
+        """Implement `Posterior.with_shifts`."""
+        x, arguments = dict(simulations.x), problem_of(self).arguments(simulations.latents)
+        for site, fitted in self.likelihoods.items():
+            if isinstance(fitted.surrogate, AdjustedSurrogate):
+                shift = fitted.surrogate.split(fitted.coordinates.table(arguments[site]))[1]
+                x[site] = x[site] + shift.reshape(x[site].shape)
+        return replace(simulations, x=x)
+
     def surrogate_variance(self, latents: Mapping[str, Any]) -> np.ndarray:
         """Variance of the surrogate at latents `{site: (n, *shape)}`, relative to far from all simulations, `(n,)`.
 

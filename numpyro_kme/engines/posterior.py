@@ -74,6 +74,10 @@ class Posterior(Recomputed, Saved):
         sites = {} if self.problem is None else self.problem.simulators
         return {name: site.simulator.labels for name, site in sites.items() if site.simulator.labels}
 
+    def with_shifts(self, simulations: Simulations) -> Simulations:
+        """Simulations as they would be observed: with the shifts of their latents, where statistics may have some."""
+        return simulations
+
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Posterior draws, `{site: (draws, *event)}`, or `(1, draws, *event)` if `group_by_chain`."""
         return by_chain(self.samples) if group_by_chain else dict(self.samples)

@@ -41,7 +41,7 @@ def engine():
 
 def exact(scale):
     """Mean and standard deviation of the posterior by quadrature, where shifts are Cauchy of this scale."""
-    theta, shift = np.linspace(-4.0, 4.0, 801), np.linspace(-60.0, 60.0, 12001)
+    theta, shift = np.linspace(-4.0, 4.0, 201), np.linspace(-60.0, 60.0, 6001)
     slab = scipy.stats.cauchy(scale=scale).pdf(shift) * np.gradient(shift)
     log_p = scipy.stats.norm.logpdf(theta)
     for y in OBSERVED.values():
@@ -135,3 +135,14 @@ def test_what_cannot_be_adjusted_is_refused(engine):
         plate.run(KEY, x={name: np.ones(4) for name in OBSERVED})
     with pytest.raises(ValueError, match=r"adjust=0\.1"):
         fitted(adjust=None, num_rounds=1, standard_errors=False).posterior.shifts()
+
+
+def test_an_adjusted_engine_is_calibrated_on_data_with_shifts():
+    """Simulated data have the shifts of their scores: without them the scores' posteriors are too narrow."""
+    engine = fitted({"one": 0.4, "other": 0.2, "far": 0.1}, num_rounds=1)
+    found = kme.diagnostics.calibrate(jax.random.key(2), engine, 60, progress_bar=False)
+    z = np.concatenate([found.truths["theta"][:, None], found.truths["x_shift"]], axis=1)
+    shift = engine.likelihoods["x"].surrogate.split(z)[1]
+    assert np.mean(shift != 0.0) == pytest.approx(P, abs=0.08)
+    assert np.abs(found.data["x"] - shift - z[:, :1]).max() < 5.0 * NOISE
+    assert found.p_value > 0.001
