@@ -261,9 +261,9 @@ RESOLVED, NORMALISED = 100.0, 2.0
 deviation; up to `NORMALISED` they may be correlations and proportions that are constant but for rounding."""
 
 
-def resolved(name: str, x: Any, observed: Any = None) -> None:
-    """Require numbers of outputs `(m, ...)` that vary to vary by more than the roundings of their type, or of that of
-    an observation of them."""
+def resolved(name: str, x: Any, observed: Any = None, *, varies: bool = False) -> None:
+    """Require numbers of outputs `(m, ...)` that vary, or all where each `varies`, to vary by more than the roundings
+    of their type, or of that of an observation of them."""
     x, y = np.asarray(x), np.asarray(x if observed is None else observed)
     types = x.dtype, y.dtype
     rounding = max([jax.numpy.finfo(t).eps for t in types if jax.numpy.issubdtype(t, jax.numpy.floating)], default=0.0)
@@ -273,7 +273,7 @@ def resolved(name: str, x: Any, observed: Any = None) -> None:
         low, high = np.fmin.reduce(rows), np.fmax.reduce(rows)
         size = np.maximum(abs(low), abs(high))
         narrow = high / 2 - low / 2 < RESOLVED / 2 * rounding * size
-        lost = np.flatnonzero(narrow & (low < high) & (size > NORMALISED))
+        lost = np.flatnonzero(narrow & ((low < high) | (varies and len(x) > 1)) & (size > NORMALISED))
         if not len(lost):
             continue
         i = lost[0]

@@ -1,5 +1,6 @@
 """How a model is read: which sites it has, what depends on what, and errors for what no engine takes."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -78,6 +79,10 @@ def explained(model: Callable, args: tuple, kwargs: Mapping):
         if checks.is_explained(error):
             raise
         run = f" It was run with {len(args)} positional arguments and the keyword arguments {sorted(kwargs)}."
+        reason: Any = error
+        if isinstance(error, NotImplementedError):
+            frame = inspect.trace()[-1].frame
+            reason = f"`{type(frame.f_locals.get('self')).__name__}` does not define `{frame.f_code.co_name}`"
         hints = {
             "broadcast": " Do the batch shapes of its sites fit its plates (`event_dims` of a Simulator)?",
             "size of plate": " Without data there is nothing to observe: pass at least one number along each plate.",
@@ -85,7 +90,7 @@ def explained(model: Callable, args: tuple, kwargs: Mapping):
             "NoneType": run,
         }
         raise checks.explained(
-            f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {error} "
+            f"The model `{getattr(model, '__name__', model)}` failed while its sites were read: {reason} "
             f"({type(error).__name__}).{''.join(hint for words, hint in hints.items() if words in str(error))}"
         ) from error
 

@@ -1,5 +1,6 @@
 """Calls of black-box simulators, here or on an executor of the user's in tasks of adapted size, and how they fail."""
 
+import random
 import signal
 import threading
 import time
@@ -64,6 +65,9 @@ def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
     Raises:
         WrongOutput: If the result has not the declared shape or dtype.
     """
+    if threading.current_thread() is threading.main_thread():  # threads share them, and draw on
+        np.random.seed(np.ravel(row[0]))  # noqa: NPY002
+        random.seed(row[0].tobytes())
     try:
         return _limited(timeout, job, *row)
     except simulator_functions.WrongOutput:
@@ -74,6 +78,18 @@ def simulate_row(job: Job, row: Row, timeout: float | None) -> Outcome:
         raised = Failure(type(error).__name__, str(error))
         raised.__cause__ = error
         return raised
+
+
+@contextmanager
+def shared_generators_kept() -> Iterator[None]:
+    """Put the random generators that NumPy and Python share among modules back in the end, which each simulation seeds
+    by its key: in forked processes, and in runs that seed them alike, they would repeat each other's numbers."""
+    before = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before[0])  # noqa: NPY002
+        random.setstate(before[1])
 
 
 def simulate_pickled(job: bytes, rows: Sequence[Row], timeout: float | None) -> tuple[float, list[Outcome]]:
@@ -121,7 +137,7 @@ def run(
             "and open files inside of it, or leave them out of its state (`__getstate__`).",
             TypeError,
         ) from error
-    waiting, size, heard = deque(rows), 1, time.monotonic()
+    waiting, size, heard, patience = deque(rows), 1, time.monotonic(), SILENCE
     running: dict[Future, list[int]] = {}
     try:
         while waiting or running:
@@ -133,9 +149,9 @@ def run(
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             if not done:
                 report([], [])  # what came in before is written now
-                _check_silence(time.monotonic() - heard, size, timeout)
+                patience = _check_silence(time.monotonic() - heard, patience, size, timeout)
             else:
-                heard = time.monotonic()
+                heard, patience = time.monotonic(), SILENCE
             for future in done:
                 task = running.pop(future)
                 with _working():
@@ -150,8 +166,9 @@ def run(
             future.cancel()
 
 
-def _check_silence(seconds: float, size: int, timeout: float | None) -> None:
-    """Warn of an executor from which nothing comes back, and raise where time limits say that something had to."""
+def _check_silence(seconds: float, patience: float, size: int, timeout: float | None) -> float:
+    """Warn of an executor from which nothing comes back, and raise where time limits say that something had to; the
+    seconds after which to warn next, infinite after a warning."""
     nothing = "Nothing has come back from the executor for"
     ask = "Has it a worker? Dask: client.wait_for_workers(1, timeout=60), client.scheduler_info()."
     checks.require(
@@ -160,8 +177,10 @@ def _check_silence(seconds: float, size: int, timeout: float | None) -> None:
         "`store=` nothing that was simulated is lost.",
         SimulationError,
     )
-    if SILENCE <= seconds < SILENCE + 0.6:  # it is asked every half second
-        checks.warn(f"{nothing} {SILENCE:g} s. {ask} `timeout=` limits how long it is waited for.")
+    if seconds < patience:
+        return patience
+    checks.warn(f"{nothing} {seconds:.0f} s. {ask} `timeout=` limits how long it is waited for.")
+    return float("inf")
 
 
 @contextmanager

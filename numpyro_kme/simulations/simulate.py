@@ -82,7 +82,8 @@ def simulate(
     Simulation `j` of a site has the key `fold_in(fold_in(rng_key, crc32(site)), j)`: it depends neither on
     `num_simulations` nor on other sites, workers, the order in which they finish, or whether a run was interrupted. JAX
     simulators run in compiled blocks on the device; black-box simulators with a NumPy generator of the same key, one
-    by one in this process or on an executor.
+    by one in this process or on an executor. The key also seeds what draws from the modules `numpy.random` and `random`
+    themselves, but in threads.
 
     Args:
         rng_key: The only source of randomness.
@@ -174,6 +175,8 @@ class Plan:
             checks.whole("num_simulations", number, 1)
             self._check_execution(problem)
             found = self._run(rng_key, problem, problem.draw(child(rng_key, 0), number), self.store)
+        for name, latents in found.latents.items():
+            checks.resolved(f"the prior draws of {name!r}", latents, varies=True)
         for name, site in problem.simulators.items():
             checks.resolved(f"the outputs of {name!r}", found.x[name], site.observed)
         return found

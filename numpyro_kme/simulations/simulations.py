@@ -13,7 +13,7 @@ from numpyro_kme.kernels.data_sets import beyond_end, lengths, padded_together
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.simulations.executors import Failure, SimulationError
-from numpyro_kme.simulations.store import Store
+from numpyro_kme.simulations.store import Store, StoreError
 
 
 @frozen
@@ -215,7 +215,7 @@ class Simulations(Saved):
             path: The store.
             missing: As in `from_table`.
         Raises:
-            StoreError: If it is no store, or damaged.
+            StoreError: If it is no store, empty, or damaged.
             ValueError: If shapes do not fit the model.
         """
         known: dict[str, dict[int, tuple]] = {name: {} for name in problem.simulators}
@@ -225,6 +225,7 @@ class Simulations(Saved):
                 known.setdefault(part.site, {})[row] = part.x[i], part.kinds[i]
                 latents[row] = {name: value[i] for name, value in part.latents.items()}
         ran = sorted(set.intersection(*map(set, known.values())))
+        checks.require(len(ran) > 0, f"The store {path} holds no simulation: run it, or restore a copy.", StoreError)
         kinds = [next((f"{name}: {rows[row][1]}" for name, rows in known.items() if rows[row][1]), "") for row in ran]
         table = {name: np.array([latents[row][name] for row in ran]) for name in latents[ran[0]]}
         x = {name: np.array([rows[row][0] for row in ran]) for name, rows in known.items()}

@@ -155,10 +155,11 @@ class SiteRun:
             return executors.run(plan.executor, job, map(int, rows), row, plan.timeout, report)
         met = set[str]()
         modes: Any = {kind: "call" for kind, mode in np.geterr().items() if mode == "warn"}
-        for number in map(int, rows):
-            with np.errstate(call=lambda kind, _: met.add(kind), **modes):
-                outcome = executors.simulate_row(job, row(number), plan.timeout)
-            report([number], [outcome])
+        with executors.shared_generators_kept():
+            for number in map(int, rows):
+                with np.errstate(call=lambda kind, _: met.add(kind), **modes):
+                    outcome = executors.simulate_row(job, row(number), plan.timeout)
+                report([number], [outcome])
         if met:
             checks.warn(
                 f"NumPy met {' and '.join(sorted(met))} in simulator `{simulator.name}`. Only outputs that are not "

@@ -131,6 +131,13 @@ def test_an_offset_that_takes_the_digits_of_the_data():
         with numpyro.plate("n", 20):
             numpyro.sample("x", dist.Normal(numpyro.sample("theta", dist.Normal(OFFSET, 1.0)), 1.0), obs=x)
 
+    def since_then(x):
+        theta = numpyro.sample("theta", dist.Normal(OFFSET, 1.0))
+        numpyro.sample("x", kme.Simulator(noisy, theta - OFFSET), obs=x)
+
+    for run in (nearest, learnt):
+        with pytest.raises(ValueError, match="the prior draws of 'theta' .*" + lost):
+            run(since_then, x=0.3)
     with pytest.raises(ValueError, match=lost):
         kme.PosteriorBootstrap(data, progress_bar=False).run(KEY, x=OFFSET + np.arange(20.0))
 

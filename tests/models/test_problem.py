@@ -233,6 +233,19 @@ def in_scan():
     scan(step, 0.0, None, length=3)
 
 
+class Drawn(dist.Distribution):
+    """A prior that can only be drawn from."""
+
+    support = dist.constraints.real
+
+    def sample(self, key, sample_shape=()):
+        return jax.random.normal(key, sample_shape)
+
+
+def without_density():
+    numpyro.sample("x", Simulator(total, numpyro.sample("theta", Drawn()), 1.0, 0.0))
+
+
 def nothing_latent():
     numpyro.sample("x", Simulator(total, 0.0, 1.0, 0.0))
 
@@ -241,6 +254,7 @@ def nothing_latent():
     ("read", "sentence"),
     [
         (lambda: Problem.read(broken, 1.0), r"`broken` failed while its sites were read: no data loaded \(Runtime"),
+        (lambda: Problem.read(without_density), "sites were read: `Drawn` does not define `log_prob`"),
         (lambda: Problem.read(model, z=1.0), r"unexpected keyword argument 'z'.*keyword arguments \['z'\]"),
         (lambda: Problem.read(no_simulator), r"no simulator site among \['theta'\]: add"),
         (lambda: Problem.read(feeds), "Site 'y' depends on the output of the simulator at 'x'.*inside the simulator"),

@@ -136,8 +136,8 @@ class Silent(Executor):
 @pytest.mark.filterwarnings("ignore:Nothing has come back")
 def test_silence_of_an_executor_has_a_limit(here, monkeypatch):
     monkeypatch.setattr(kme.simulations.executors, "SILENCE", 0.5)
-    with pytest.warns(UserWarning, match="Nothing has come back from the executor for .* s. Has it a worker"):
-        assert len(bank(number=3, executor=Silent())) == 3
+    with pytest.warns(UserWarning, match="Nothing has come back from the executor for .* s. Has it a worker") as caught:
+        assert len(bank(number=1, executor=Silent())) == len(caught) == 1
     with pytest.raises(SimulationError, match=r"Nothing has come back from .* takes at most 0 s"):
         bank(number=3, executor=Silent(), timeout=0.1)
 
@@ -171,6 +171,24 @@ def of_a_closure():
 def test_random_numbers_of_ones_own_are_warned_of(simulator, where):
     with pytest.warns(UserWarning, match=f"has a random generator of its own, its .*{where}"):
         bank(model_of(simulator, **BLACK), executor=ThreadPoolExecutor(2))
+
+
+def shared(rng, theta):
+    """Draws from the generators that modules of NumPy and Python share."""
+    return theta + np.array([np.random.normal(), random.gauss(0.0, 1.0)])  # noqa: NPY002
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:")
+def test_shared_random_numbers_follow_the_key():
+    """In forked processes too, whose copies would repeat each other's; and they are put back."""
+    model = model_of(shared, **BLACK)
+    before = np.random.get_state()[1:3], random.getstate()  # noqa: NPY002
+    found = bank(model)
+    np.testing.assert_equal((np.random.get_state()[1:3], random.getstate()), before)  # noqa: NPY002
+    noise = found.x["x"] - found.arguments["x"]
+    assert len(np.unique(noise)) == noise.size and abs(noise.mean()) < 5 / np.sqrt(60)
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        assert_same(bank(model, executor=pool), found)
 
 
 def test_what_cannot_be_sent_is_named():
@@ -418,6 +436,20 @@ def test_a_lost_file_is_made_again(here, path):
     np.testing.assert_array_equal(read.index, [*range(10), *range(20, 30)])
     with pytest.warns(UserWarning, match="has lost 1 of 3 files"):
         assert_same(bank(store=path), here)
+
+
+def test_a_lost_end_is_made_again(here, path):
+    """It looks as a run that ended early, and so does a store without any file but the settings."""
+    for number in (10, 30):
+        bank(number=number, store=path)
+    (path / "part 000001.kme").unlink()
+    assert Simulations.from_store(kme.Problem.read(NOISY), path).attempted == 10
+    assert_same(bank(store=path), here)
+    for part in path.glob("part *"):
+        part.unlink()
+    with pytest.raises(StoreError, match="holds no simulation"):
+        Simulations.from_store(kme.Problem.read(NOISY), path)
+    assert_same(bank(store=path), here)
 
 
 @pytest.mark.parametrize("damage", [_truncate, _flip, _replace])
