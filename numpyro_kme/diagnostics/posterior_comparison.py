@@ -9,8 +9,9 @@ from numpyro_kme._core import Card, checks, door, frozen, numbers
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.posterior import Posterior
 
-FAR = 1.0
-"""The verdict speaks of an answer that moves from so many standard deviations on."""
+FAR, SHOWN = 1.0, 3
+"""The verdict speaks of an answer that moves from so many standard deviations on, and each posterior shows so many
+numbers, those that moved the farthest."""
 
 
 @frozen
@@ -39,7 +40,8 @@ class PosteriorComparison:
                 f"{number} by {moved:+.2f} sd" + f" (error {error:.2g})" * bool(error > 0.0) + f", sd x {width:.2f}"
                 for number, moved, error, width in self._rows(name)
             ]
-            rows[name] = "; ".join(told)
+            more = [f"{len(told) - SHOWN} numbers more"] if len(told) > SHOWN else []
+            rows[name] = "; ".join(told[:SHOWN] + more)
         return Card(f"Posteriors beside {self.names[0]}", rows, "moved, widths, means, sds")
 
     def _rows(self, name: str):
