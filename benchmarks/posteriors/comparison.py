@@ -1,12 +1,17 @@
 """Log Bayes factors of pairs of simulators, and probabilities of models, beside exact ones.
 
-    python -m benchmarks comparison [--pairs NAME ...] [--keys 5]
+    python -m benchmarks comparison [--pairs NAME ...] [--keys 5] [--rounds 1]
 
 Each key learns both models from 1,000 simulations at prior draws, and compares them on 20 data sets, half of each model
-at prior draws. Exact evidence is in closed form, by quadrature, or for g-and-k by importance sampling; that of the maps
-by the 30 nearest of a million simulations. Takes half an hour.
+at prior draws; so many keys do so by rounds of 1,000 for each data set, as `KELFI` does by default. Exact evidence is
+in closed form, by quadrature, or for g-and-k by importance sampling; that of the maps by the 30 nearest of a million
+simulations. Beside it, where it is installed, pyABC's model choice on a quarter of the data sets of one key at ten
+times the simulations: SMC, distances of sorted draws or of statistics, scaled by their spread. Takes an hour.
 """
 
+import importlib
+import itertools
+import logging
 import time
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,7 +29,7 @@ import numpyro_kme as kme
 from benchmarks.helpers import report
 from numpyro_kme.simulators import g_and_k
 
-SETS = 20
+SETS, EVERY = 20, 4
 
 
 class Model(NamedTuple):
@@ -210,22 +215,74 @@ def data(pair, key):
     return np.concatenate(each).astype(np.float64)
 
 
-def measured(name, key):
+def measured(name, key, simulated="at prior draws"):
     """Stated and exact log Bayes factors of the first model over the second, stated errors, and seconds."""
-    pair, begun = PAIRS[name], time.perf_counter()
-    sets = data(pair, key)
-    engines = {}
-    for model in pair.models:
-        engines[model] = kme.KELFI(written(pair, model), 1000, num_rounds=1, progress_bar=False)
-        engines[model].run(jax.random.key(key), x=sets[0])
-    rows = []
+    pair, begun, rows = PAIRS[name], time.perf_counter(), []
+    sets, once = data(pair, key), simulated == "at prior draws"
+    settings = dict(progress_bar=False) | ({"num_rounds": 1} if once else {})
+    engines = {model: kme.KELFI(written(pair, model), 1000, **settings) for model in pair.models}
     for j, x in enumerate(sets):
-        found = kme.compare({model: engine.condition(jax.random.key(j), x=x) for model, engine in engines.items()})
-        rows.append(found.log_bayes_factor(*pair.models))
+        for engine in engines.values() if j == 0 or not once else ():
+            engine.run(jax.random.key(key), x=x)
+        own = {m: engine.condition(jax.random.key(j), x=x) for m, engine in engines.items()} if once else engines
+        rows.append(kme.compare(own).log_bayes_factor(*pair.models))
     seconds = time.perf_counter() - begun
     exact = [float(np.subtract(*(model.evidence(x) for model in pair.models.values()))) for x in sets]
     stated, errors = zip(*rows)
     return {"stated": stated, "errors": errors, "exact": exact, "seconds": seconds}
+
+
+def by_pyabc(peer, name, budget=20_000, each=200):
+    """Log Bayes factors of the first model over the second by pyABC's SMC, and seconds."""
+    import pyabc
+
+    logging.getLogger("ABC").setLevel(logging.ERROR)
+    np.random.seed(0)  # noqa: NPY002 (pyabc draws from it)
+    pair, seeds = PAIRS[name], itertools.count()
+
+    def simulator(model):
+        def one(seed, *given):
+            key = jax.random.key(seed)
+            if not pair.draws:
+                return model.call(key, *given)
+            return jnp.sort(jax.vmap(lambda k: model.call(k, *given))(jax.random.split(key, pair.draws)))
+
+        fast = jax.jit(one)
+        return lambda parameters: {"x": np.asarray(fast(next(seeds), *(parameters[p] for p in model.priors)))}
+
+    def prior(model):
+        own = {p: pyabc.RV("norm", float(law.loc), float(law.scale)) for p, law in model.priors.items()}
+        return pyabc.Distribution(**own)
+
+    models, found, begun = list(pair.models.values()), [], time.perf_counter()
+    simulators, priors = [simulator(model) for model in models], [prior(model) for model in models]
+    for x in data(pair, 0)[::EVERY]:
+        abc = pyabc.ABCSMC(
+            simulators,
+            priors,
+            pyabc.AdaptivePNormDistance(p=2),
+            population_size=each,
+            sampler=pyabc.sampler.SingleCoreSampler(),
+        )
+        abc.new("sqlite://", {"x": np.sort(x) if pair.draws else x})
+        history = abc.run(max_total_nr_simulations=budget, max_nr_populations=30, min_acceptance_rate=0.02)
+        shares = history.get_model_probabilities().iloc[-1]
+        found.append(float(np.log(shares.get(0, 0.0) + 1e-9) - np.log(shares.get(1, 0.0) + 1e-9)))
+    return {"found": found, "seconds": time.perf_counter() - begun}
+
+
+def beside_pyabc(rows, pairs):
+    """Errors of the probability of the first model: ours on the same data, and those of pyABC."""
+    lines = []
+    for name in pairs:
+        (own,), (other,) = rows.of(name=name, simulated="in rounds", key=0), rows.of(name=name, peer="pyABC")
+        values = own["exact"][::EVERY], own["stated"][::EVERY], other["found"]
+        exact, ours, theirs = map(scipy.special.expit, values)
+        errors = [float(np.mean(np.abs(p - exact))) for p in (ours, theirs)]
+        gone = f"{np.mean(np.abs(other['found']) > 15.0):.0%}"
+        lines.append([name, *errors, gone, own["seconds"] / SETS, other["seconds"] * EVERY / SETS])
+    header = ["pair", "mean error of the probability, KELFI in rounds", "pyABC, ten times the simulations"]
+    return report.table([*header, "a model died out", "seconds a data set", "seconds of pyABC"], lines)
 
 
 def line(name, own):
@@ -242,10 +299,16 @@ def line(name, own):
     return [name, *rms, f"{np.mean(~usual):.0%}", covered, right, z, float(np.median([row["seconds"] for row in own]))]
 
 
-def main(rows, pairs=(), keys=5):
+def main(rows, pairs=(), keys=5, rounds=1):
     pairs = tuple(pairs) or tuple(PAIRS)
-    rows.fill(measured, name=pairs, key=range(keys))
     header = ["pair", "rms error where the exact is within 10 nats", "rms error of all", "beyond 10 nats"]
     header += ["within 90% interval", "right model more probable", "Spiegelhalter's z", f"seconds for {SETS}"]
-    lines = [line(name, rows.of(name=name)) for name in pairs]
-    return "Comparison of models", [(f"{keys * SETS} data sets of each pair", report.table(header, lines))]
+    sections = []
+    for simulated, number in (("at prior draws", keys), ("in rounds", rounds)):
+        rows.fill(measured, name=pairs, key=range(number), simulated=[simulated])
+        lines = [line(name, rows.of(name=name, simulated=simulated)) for name in pairs]
+        sections.append((f"{number * SETS} data sets of each pair, simulated {simulated}", report.table(header, lines)))
+    if importlib.util.find_spec("pyabc") and rounds:
+        rows.fill(by_pyabc, peer=["pyABC"], name=pairs)
+        sections.append((f"Beside pyABC, {SETS // EVERY} data sets", beside_pyabc(rows, pairs)))
+    return "Comparison of models", sections
