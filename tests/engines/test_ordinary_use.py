@@ -311,6 +311,31 @@ def test_the_evidence_given_success():
         engine.posterior.in_coordinates  # noqa: B018
 
 
+def line(rng_key, a, b):
+    return a - b * jnp.linspace(-3.0, 3.0, 7)
+
+
+def curve(rng_key, a, b):
+    return jnp.exp(a * jnp.linspace(0.0, 1.0, 6)) + b**2
+
+
+@pytest.mark.parametrize("fn, rounds", [(line, 1), pytest.param(curve, 2, marks=pytest.mark.slow)])
+def test_a_simulator_without_noise(fn, rounds):
+    """Its posterior is a point, or two, which is found to some standard errors; that these are many sd is told."""
+
+    def run(x):
+        a, b = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
+        numpyro.sample("x", kme.Simulator(fn, a, b), obs=x)
+
+    engine = kme.KELFI(run, 300, num_rounds=rounds, **QUIET)
+    with pytest.warns(UserWarning, match="may be off by"):
+        engine.run(KEY, x=fn(None, 0.4, 0.7))
+    a, b = (engine.get_samples()[name].mean() for name in "ab")
+    errors = engine.posterior.error_of_mean
+    assert abs(a - 0.4) < 5 * errors["a"] < 0.5
+    assert abs((abs(b) if fn is curve else b) - 0.7) < 5 * errors["b"] < 0.5
+
+
 @pytest.mark.parametrize("value, kinds", [(-1.5, {"dtype": int}), (1e30, {"dtype": int}), (2.0, {"dtype": bool})])
 def test_a_penalty_that_outputs_cannot_hold_is_refused(value, kinds):
     with pytest.raises(ValueError, match=r"is Penalise\(.*\), which the outputs of 'x', .*, cannot hold"):

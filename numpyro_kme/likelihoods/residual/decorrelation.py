@@ -24,7 +24,13 @@ from scipy import linalg
 
 from numpyro_kme._core.host import in_parallel
 from numpyro_kme.kernels.base import register
-from numpyro_kme.likelihoods.residual.location_scale import Location, explained, fit_statistics, winsorised_rms
+from numpyro_kme.likelihoods.residual.location_scale import (
+    LEAST_LOG_SCALE,
+    Location,
+    explained,
+    fit_statistics,
+    winsorised_rms,
+)
 from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
 
@@ -72,6 +78,7 @@ class TriangularMap:
             return v, log_scale
         inputs = xp.concatenate([xp.broadcast_to(z, (*u.shape[:-1], z.shape[-1])), before], axis=-1)
         location, curved = xp.split(self.curved(inputs, xp).astype(v.dtype), 2, axis=-1)
+        curved = xp.maximum(curved, LEAST_LOG_SCALE)
         return (v - location) * xp.exp(-curved), log_scale + curved
 
 

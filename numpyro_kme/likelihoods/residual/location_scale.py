@@ -25,6 +25,11 @@ SHRINK = 0.1
 """Least factor of a start's amplitudes and noise: those of a statistic without noise stay well inside their box."""
 
 
+LEAST_LOG_SCALE = -16.0
+"""Least log of a residual's scale, in standard deviations of what it is a residual of: float32 rounds by about so much.
+Without noise scales would fall without end, and residuals beyond them pass the largest number."""
+
+
 @register
 class Location:
     """Hyperparameters of the locations of some statistics, one for each leading axis `...`.
@@ -252,8 +257,8 @@ class ScaleFunction:
         smoothness = self.location.smoothness
         self.last = smoothness.regress(smoothness.enough(at), noise, x)
         predictions, noise = self.last.held_out, (1.0 + JITTER) * noise
-        self.held_out = target - self.spread * predictions.residual
-        self.fitted = target - self.spread * (noise * predictions.alpha)
+        self.held_out = np.maximum(target - self.spread * predictions.residual, LEAST_LOG_SCALE)
+        self.fitted = np.maximum(target - self.spread * (noise * predictions.alpha), LEAST_LOG_SCALE)
 
 
 def explained(at: Inputs, v: np.ndarray, smoothness: Smoothness) -> float:
