@@ -168,7 +168,7 @@ def adapted(residuals: np.ndarray, eps: float, sensitivity: float, counts: np.nd
     pilot = log_largest + np.log(over.sum(axis=1) / (counts.sum() - 1.0))
     pilot = np.logaddexp(pilot, log(DEFENSIVE) + log_heavy_tailed(residuals))
     logs = -sensitivity * (pilot - np.average(pilot, weights=counts))
-    return np.exp(np.clip(logs, -20.0, 20.0))  # whose squares, times those of far residuals, float32 holds
+    return np.exp(np.clip(logs, -10.0, 10.0))  # whose squares, times those of far residuals, float32 holds
 
 
 def log_heavy_tailed(v: Any, xp: Any = np) -> Any:
