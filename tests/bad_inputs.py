@@ -150,6 +150,15 @@ add("door", "a table", lambda: Simulations(arguments={"x": X}, x=X), "`x` must b
 add("door", "a number", lambda: kme.Simulator(shifted, 0.3, event_dims=2.0), "`event_dims` must be a whole")
 add("door", "a parameter", lambda: kme.Simulator(shifted, "a"), r"`params\[0\]` must be an array of real numbers")
 add("door", "a model", lambda: handlers.surrogate("a", {"x": print}), "`model` must be a function or None; got 'a'")
+add("door", "a path", lambda: kme.simulations.Store(object()), "`path` must be text or of the kind PathLike; got <obj")
+add("door", "rows", lambda: kernels.cut(1.0, 2), "`rows` must have a first axis; got 1")
+add("door", "a table", lambda: kernels.lengths(2), r"`x` must have shape \(n, longest, ...\); got 2")
+add(
+    "door",
+    "a number",
+    lambda: kme.PseudoMarginal(CONJUGATE, target_accept_prob=X),
+    "`target_accept_prob` must be a number",
+)
 add("simulate", "m = 0", lambda: drawn(OK, 0), "`num_simulations` must be .* got 0")
 add("simulate", "m = 1", lambda: drawn(OK, 1))
 add("simulate", "m = 2.5", lambda: drawn(OK, 2.5), "`num_simulations` must be a whole number; got 2.5")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, frozen, full_precision
+from numpyro_kme._core import checks, door, frozen, full_precision
 from numpyro_kme.kernels import gram
 from numpyro_kme.kernels.base import Batched, Kernel, PairProduct, PointSet, check_fields, namespace, register
 from numpyro_kme.kernels.length_scales import LengthScaleRule, MedianHeuristic, RuleOfDistances
@@ -46,13 +46,17 @@ def padded_together(arrays: Any) -> Any:
     return np.stack([pad(one, longest) for one in arrays])
 
 
+@door
 def cut(rows: ArrayLike, length: ArrayLike) -> jax.Array:
     """Rows `(longest, *shape)` with NaN from row `length` on, for simulators in JAX, whose shapes are fixed.
 
     Args:
         rows: As many as the longest output has.
         length: How many of them count, a whole number, which may be drawn in the simulator.
+    Raises:
+        ValueError: If there is no axis of rows.
     """
+    checks.require(np.ndim(rows) >= 1, f"`rows` must have a first axis; got {checks.line(rows)}.")
     rows = jnp.asarray(rows, jnp.result_type(rows, float))
     number = jnp.arange(rows.shape[0]).reshape(-1, *(1,) * (rows.ndim - 1))
     return jnp.where(number < length, rows, jnp.nan)
@@ -63,7 +67,10 @@ def lengths(x: Any) -> Any:
 
     Args:
         x: `(n, longest, *shape)`, NumPy or JAX.
+    Raises:
+        ValueError: If there is no axis of arrays and of rows.
     """
+    checks.require(np.ndim(x) >= 2, f"`x` must have shape (n, longest, ...); got {checks.line(x)}.")
     xp = namespace(x)
     some = ~xp.isnan(x).reshape(*x.shape[:2], -1).all(axis=2)
     return xp.max(some * (xp.arange(x.shape[1]) + 1)[None], axis=1, initial=0)

@@ -14,7 +14,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import is_prng_key
 
-from numpyro_kme._core import checks, compat
+from numpyro_kme._core import checks, compat, door
 from numpyro_kme.mcmc.noise import NOISE, simulation_keys
 
 OF_NOISE = 0.35
@@ -90,6 +90,7 @@ class PseudoMarginal(MCMCKernel):
         correlated steps.
     """
 
+    @door
     def __init__(
         self, model: Callable, *, blocks: int = 1, target_accept_prob: float = 0.2, init_strategy=init_to_median
     ):

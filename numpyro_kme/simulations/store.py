@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import Saved, SavedFileError, checks, frozen, saveable, shown
+from numpyro_kme._core import Saved, SavedFileError, checks, door, frozen, saveable, shown
 
 SETTINGS = "settings.kme"
 """Name of the file that says what the simulations depend on."""
@@ -59,6 +59,7 @@ class Part(Saved):
 class Store:
     """Simulations in a folder of files; a run that is killed loses what was not written, and nothing else."""
 
+    @door
     def __init__(self, path: str | PathLike):
         self.path = Path(path).expanduser().absolute()  # a simulator may change the working directory
 
