@@ -133,7 +133,7 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
         raise checks.explained(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes {list(shapes)}: "
             f"{why}\nA JAX simulator draws one event a call, from JAX operations only; declare a NumPy simulator "
-            "fn(rng, *params) by passing shape. If these shapes are those of a batch, pass event_dims."
+            "fn(rng, *params) by passing shape, or names and dtype. If these shapes are of a batch, pass event_dims."
         ) from error
     single = isinstance(event, jax.ShapeDtypeStruct)
     checks.require(single, f"Simulator `{name(fn)}` must return one array, or arrays by name; got {event}.")

@@ -45,6 +45,20 @@ def rounds():
     return run(num_rounds=3)
 
 
+def beside_a_constant(rng_key, theta):
+    return jnp.append(theta + NOISE * jax.random.normal(rng_key), 3.0)
+
+
+def test_a_constant_statistic_is_told_once():
+    def model(x):
+        numpyro.sample("x", kme.Simulator(beside_a_constant, numpyro.sample("theta", dist.Normal(0.0, 1.0))), obs=x)
+
+    engine = kme.KELFI(model, 60, num_rounds=3, standard_errors=False, progress_bar=False)
+    with pytest.warns(UserWarning, match=r"Statistics \[1\] are constant") as caught:
+        engine.run(jax.random.key(0), x=np.array([FAR, 3.0]))
+    assert sum("constant" in str(one.message) for one in caught) == 1
+
+
 def test_every_simulation_is_kept_and_its_origin_told(rounds):
     bank = rounds.posterior.simulations
     assert len(bank) == 60 and bank.proposed == 40

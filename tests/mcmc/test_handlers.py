@@ -370,6 +370,15 @@ def residual(number=200):
 
 
 @pytest.mark.parametrize("learnt", [learnt, residual])
+def test_chains_side_by_side_have_the_density_of_single_ones(learnt):
+    """As `chain_method="vectorized"` evaluates them."""
+    model, theta = surrogate(single, {"x": learnt()}), jnp.array([[-1.0, 0.5], [0.2, 0.1], [3.0, -3.0]])
+    density = jax.value_and_grad(lambda theta: log_density(model, (X,), {}, {"theta": theta})[0])
+    for together, alone in zip(jax.vmap(density)(theta), zip(*map(density, theta))):
+        np.testing.assert_allclose(together, jnp.stack(alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("learnt", [learnt, residual])
 def test_second_derivatives_in_single_precision(learnt):
     """Against differences of gradients, and at points where kernels coincide with simulations or vanish."""
     fitted = learnt()

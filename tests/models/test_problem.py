@@ -253,7 +253,10 @@ def nothing_latent():
 @pytest.mark.parametrize(
     ("read", "sentence"),
     [
-        (lambda: Problem.read(broken, 1.0), r"`broken` failed while its sites were read: no data loaded \(Runtime"),
+        (
+            lambda: Problem.read(broken, 1.0),
+            r"`broken` failed while its sites were read: no data loaded \(RuntimeError\)\.\nCauses",
+        ),
         (lambda: Problem.read(without_density), "sites were read: `Drawn` does not define `log_prob`"),
         (lambda: Problem.read(model, z=1.0), r"unexpected keyword argument 'z'.*keyword arguments \['z'\]"),
         (lambda: Problem.read(no_simulator), r"no simulator site among \['theta'\]: add"),

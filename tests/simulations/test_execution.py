@@ -142,6 +142,20 @@ def test_silence_of_an_executor_has_a_limit(here, monkeypatch):
         bank(number=3, executor=Silent(), timeout=0.1)
 
 
+class Bare(Executor):
+    """Its workers lack the package."""
+
+    def submit(self, fn, *args):
+        future = Future()
+        future.set_exception(ModuleNotFoundError("No module named 'numpyro_kme'"))
+        return future
+
+
+def test_workers_without_the_package_are_told_of():
+    with pytest.raises(SimulationError, match=r"stopped working: No module .* Install numpyro_kme, and what the sim"):
+        bank(executor=Bare())
+
+
 class Holding:
     """A simulator with something of its own."""
 
