@@ -6,6 +6,7 @@ from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 import numpyro_kme as kme
+from numpyro_kme.likelihoods.residual import bandwidths
 from numpyro_kme.likelihoods.residual import location_scale as ls
 from numpyro_kme.likelihoods.residual.location_scale import Location
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
@@ -51,3 +52,13 @@ def test_a_correlation_that_follows_the_parameters_is_learnt(rng):
     found = kme.ResidualKernelMeans().fit(z[:400], x[:400]).at_rows(x[400:]).log_density(z[400:])
     exact = stats.norm.logpdf(e[400:]).sum(axis=1) - np.log(0.3)
     assert np.mean(exact - found) < 0.14
+
+
+def test_weights_follow_steps_among_simulations_that_lie_close(rng, monkeypatch):
+    """As those of a last round do: residuals of N(1, .1^2) right of 0 and of N(-1, .1^2) left of it, exactly .88."""
+    z = rng.normal(size=(400, 1)) * 0.1
+    residuals = np.sign(z) + 0.1 * rng.normal(size=z.shape)
+    fine = bandwidths.learn(z, [residuals])
+    assert fine.bandwidths.beta < 0.2 and fine.log_densities.mean() < 1.1
+    monkeypatch.setitem(bandwidths.CANDIDATES, "beta", (0.25, 0.5, 1.0, 2.0))
+    assert fine.log_densities.mean() > bandwidths.learn(z, [residuals]).log_densities.mean() + 0.05
