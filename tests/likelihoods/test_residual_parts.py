@@ -56,7 +56,7 @@ def test_a_correlation_that_follows_the_parameters_is_learnt(rng):
 
 def test_weights_follow_steps_among_simulations_that_lie_close(rng, monkeypatch):
     """As those of a last round do: residuals of N(1, .1^2) right of 0 and of N(-1, .1^2) left of it, exactly .88."""
-    z = rng.normal(size=(400, 1)) * 0.1
+    z = rng.normal(size=(400, 1)) * 0.15
     residuals = np.sign(z) + 0.1 * rng.normal(size=z.shape)
     fine = bandwidths.learn(z, [residuals])
     assert fine.bandwidths.beta < 0.2 and fine.log_densities.mean() < 1.1

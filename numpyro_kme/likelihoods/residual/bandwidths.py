@@ -47,7 +47,7 @@ class Bandwidths(NamedTuple):
 CANDIDATES = {
     "eps": (0.05, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97),
     "sensitivity": (0.0, 0.12, 0.25, 0.5),
-    "beta": (0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+    "beta": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
     "lam": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
 }
 """Values that are tried in turn; `beta` in units of the root of the number of coordinates."""
