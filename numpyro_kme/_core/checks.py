@@ -106,7 +106,7 @@ _told: ContextVar[set[str] | None] = ContextVar("told", default=None)
 
 
 def each_once() -> AbstractContextManager[Any]:
-    """A block in which `warn` says each sentence once, as rounds would say it again."""
+    """A block in which `warn` says each sentence once, or one `about` the same, as rounds would say it again."""
     return setting(_told, set() if _told.get() is None else _told.get())
 
 
@@ -128,16 +128,16 @@ def collected_warnings() -> AbstractContextManager[list[str]]:
     return setting(_collected, [])
 
 
-def warn(sentence: str) -> None:
+def warn(sentence: str, about: str = "") -> None:
     """Warn at the line of the user's that called the package, however deep it went, with the page of errors."""
     told, collected = _told.get(), _collected.get()
     if collected is not None:
         collected.append(sentence)
         return
     if told is not None:
-        if sentence in told:
+        if (about or sentence) in told:
             return
-        told.add(sentence)
+        told.add(about or sentence)
     frame, level, outermost = sys._getframe(1), 2, 2
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "numpyro_kme":

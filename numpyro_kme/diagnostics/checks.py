@@ -151,7 +151,8 @@ def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.nd
     """Draws along plates that are alike, whose order says nothing: each of their numbers in order of size.
 
     Of simulations `(m, *calls, *event)` and an observation; numbers that were not observed are left out, and of many
-    draws some `QUANTILES` are taken: more numbers than there are simulations have no distances that differ.
+    draws some `QUANTILES` are taken: more numbers than there are simulations have no distances that differ. A number
+    that is the same in all simulations, as the smallest of many counts may be, says nothing.
     """
     size = int(np.prod(simulator.event_shape))
     of_draws, seen = x.reshape(len(x), -1, size), y.reshape(-1, size)
@@ -159,8 +160,11 @@ def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.nd
     labels = simulator.labels or [str(i) if size > 1 else "" for i in range(size)]
     number = min(len(seen), max(3, QUANTILES // len(kept)))
     rows = np.round(np.linspace(0, len(seen) - 1, number)).astype(int)
-    names = tuple(f"sorted {labels[i]}".strip() + f"[{k}]" for k in rows for i in kept)
-    return np.sort(of_draws[..., kept], axis=1)[:, rows], np.sort(seen[:, kept], axis=0)[rows], names
+    names = np.array([[f"sorted {labels[i]}".strip() + f"[{k}]" for i in kept] for k in rows])
+    x, y = np.sort(of_draws[..., kept], axis=1)[:, rows], np.sort(seen[:, kept], axis=0)[rows]
+    varies = (x != x[0]).any(axis=0)
+    varies |= not varies.any()  # what none of the simulations changes is an error
+    return x[:, varies], y[varies], tuple(names[varies].tolist())
 
 
 @frozen

@@ -242,7 +242,10 @@ class KELFI(SimulationEngine[LearntPosterior]):
         drawn, proposal = learnt.draw(sample_key, problem), self.proposal or FromPosterior()
         seconds = time.monotonic() - begun
         if later and seconds > 3.0:  # in six runs all rounds took 2.3 to 11.5 times as long
-            told = f"KELFI: the first of {number} rounds took {seconds:.0f} s, and all take 2 to 12 times as long"
+            told = (
+                f"KELFI: the first of {number} rounds took {seconds:.0f} s, and all will take about {2 * seconds:.0f} "
+            )
+            told += f"to {12 * seconds:.0f} s"
             progress.say(told, self.progress_bar)
         for number, size in enumerate(later, 1):
             choose_key, run_key, power_key, draw_key = split(child(rounds_key, number), 4)

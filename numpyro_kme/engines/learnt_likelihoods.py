@@ -251,7 +251,8 @@ def training(
     if not (simulator.ragged or engine.missing):
         checks.sound("x", x, "Leave out the simulations that failed.")
     draws = x.reshape(len(x), -1, *simulator.event_shape)
-    default = default_form(x.reshape(-1, *simulator.event_shape), draws.shape[1] > 1, simulator.bounds)
+    outputs, once = x.reshape(-1, *simulator.event_shape), found.mask.size == 1
+    default = default_form(outputs, draws.shape[1] > 1, simulator.bounds, once)
     calls = len(arguments) // number
     form = engine.form_at(site, found) or default
     if isinstance(form, Adjusted):

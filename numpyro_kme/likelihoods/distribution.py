@@ -218,15 +218,17 @@ def _as_read(
     return form, form.points(x), point
 
 
-def default_form(x: np.ndarray, repeated: bool = False, bounds: Bounds | None = None) -> Form:
+def default_form(x: np.ndarray, repeated: bool = False, bounds: Bounds | None = None, once: bool = False) -> Form:
     """The form of the likelihood of outputs `(m, *event)`, NaN where nothing is recorded, where none is asked for: some
-    are `repeated` draws of the same parameters, or are observed within `bounds`, which one form can integrate over."""
+    are `repeated` draws of the same parameters, or are observed within `bounds`, which one form can integrate over.
+    Of what is observed `once` counts, and numbers beside others, are statistics, which takes fewer simulations."""
     if len(x) < MIN_SIMULATIONS:
         return KernelMeans()
     if bounds is not None:
         return ResidualKernelMeans()
     entries = Entries.of(x.reshape(len(x), -1))
-    if entries.fewest >= MIN_SIMULATIONS and entries.are_trials(repeated):
+    statistics = once and (entries.counts or len(entries.numbers) > 1)
+    if entries.fewest >= MIN_SIMULATIONS and entries.are_trials(repeated) and not statistics:
         return KernelExponentialFamily()
     return Recorded() if np.isnan(x).any() else ResidualKernelMeans()
 

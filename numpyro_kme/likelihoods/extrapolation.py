@@ -97,7 +97,8 @@ def warn_if_out_of_distribution(
                 for (i, low, high), far in zip(kept, outside)
                 if far
             ]
-            checks.warn(f"The observation lies far outside all simulations in statistics {', '.join(names)}. {advice}")
+            told = f"The observation lies far outside all simulations in statistics {', '.join(names)}. {advice}"
+            checks.warn(told, about=f"{np.asarray(y)}, far outside")
             return
     # log kernel value that is never far: three length scales of a Gaussian kernel
     if float(log_nearest) < 2.0 * min(float(usual), 0.0) - 4.5:

@@ -250,7 +250,8 @@ class Entries:
             if len(values) <= FEW and repeats.min(initial=OFTEN) >= np.clip(len(column) // FEW, 2, OFTEN):
                 atoms.append(np.append(values, lost))
                 continue
-            atoms.append(np.append(values[:0] if lattice else values[repeats >= OFTEN], lost))
+            rare = repeats[repeats < OFTEN]  # of the logarithm of a count most are as rare, and none is an atom
+            atoms.append(np.append(values[(repeats >= OFTEN) & (2 * len(rare) > rare.sum()) & (not lattice)], lost))
             (counts if near else numbers).append(entry)
         found = cls(tuple(atoms), np.zeros((0, x.shape[1])), tuple(counts), tuple(numbers))
         categories, shares = np.unique(found.codes(x, np), axis=0, return_counts=True)

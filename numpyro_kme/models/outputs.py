@@ -13,7 +13,7 @@ import numpy as np
 from jax import random
 
 from numpyro_kme._core import checks, compat, numbers
-from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, name
+from numpyro_kme.models.simulator_functions import FromNoise, Joined, Padded, Shape, fits, name
 
 Names = Sequence[str] | Mapping[str, int | Shape] | None
 
@@ -63,7 +63,8 @@ class Output(NamedTuple):
         if isinstance(names, Mapping):
             declared, total = shapes_of(names), sum(map(math.prod, shapes_of(names).values()))
             checks.require(
-                entries in ({}, declared) and self.shape == (total,),
+                (not entries or ([*entries] == [*declared] and all(map(fits, entries.values(), declared.values()))))
+                and self.shape == (total,),
                 f"`names` declares {total} numbers, {declared}, and simulator `{name(self.fn)}` gives "
                 f"{entries or self.shape}. Give each entry the shape that the simulator returns, in its order.",
             )
@@ -167,9 +168,10 @@ def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, S
     parts = []
     for entry, shape in entries.items():
         array = np.asarray(value[entry]) if checks.is_concrete(value[entry]) else value[entry]
+        array = array[..., None] if shape == (1,) != array.shape[-1:] else array  # one number may be a scalar
         lead = array.ndim - len(shape)
-        fits = lead >= 0 and array.shape[lead:] == shape
-        checks.require(fits, f"Entry {entry!r} observed of `{who}` must have shape {shape}; got {array.shape}.")
+        alike = lead >= 0 and array.shape[lead:] == shape
+        checks.require(alike, f"Entry {entry!r} observed of `{who}` must have shape {shape}; got {array.shape}.")
         parts.append(array.reshape(*array.shape[:lead], -1))
     xp: Any = np if all(isinstance(part, np.ndarray) for part in parts) else jnp
     return xp.concatenate(parts, axis=-1).reshape(*parts[0].shape[:-1], *event_shape)

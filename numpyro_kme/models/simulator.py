@@ -52,7 +52,8 @@ class Simulator(Distribution):
             ends there, and is no failure. A JAX simulator returns rows of NaN at the end (`kernels.cut`), a black-box
             simulator an array of any length up to the first number of `shape`. The observation may be shorter, too.
         names: Names of the numbers of one event, or of those along its last axis, such as `("mean", "max")`, or of
-            arrays with their lengths or shapes, such as `{"quantiles": 3, "extremes": 2}`: summaries, warnings, plots
+            arrays with their lengths or shapes, such as `{"quantiles": 3, "extremes": 2}`, of which one of length 1 may
+            be a scalar: summaries, warnings, plots
             and ArviZ use them. A JAX simulator that returns a dictionary of arrays has its names; a black box that
             returns a dictionary, or a row or table of pandas, has to declare them. The observation may be such a
             dictionary too.
@@ -91,8 +92,11 @@ class Simulator(Distribution):
             checks.instance("names", one, str, "strings")
         declared = shape is not None or (names is not None and dtype is not None)
         checks.require(bool(params), f"Simulator `{functions.name(fn)}` has no parameter, so nothing can be inferred.")
-        known = declared or dtype is None
-        checks.require(known, f"Simulator `{functions.name(fn)}` got dtype={dtype} and no shape, as black boxes need.")
+        checks.require(
+            declared or dtype is None,
+            f"Simulator `{functions.name(fn)}` got dtype={dtype!r:.40} and no shape. Give a NumPy simulator both, "
+            "shape=() where it returns one number, and a JAX simulator neither.",
+        )
         dtype = float if declared and dtype is None else dtype
         self.fn = fn
         self.params = tuple(map(jnp.asarray, in_present_precision(params)))

@@ -27,6 +27,11 @@ def name(fn: Callable) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
+def fits(found: Shape, declared: Shape) -> bool:
+    """Tell whether an array has the shape that was declared, where one number may be a scalar."""
+    return found == declared or (found == () and declared == (1,))
+
+
 class WrongOutput(ValueError):
     """A black-box simulator returned something else than it declares."""
 
@@ -129,7 +134,7 @@ class Joined:
             each = [found[one] for one in self.names or found]
             shapes = tuple(map(np.shape, each))
             checks.require(
-                self.shapes in ((), shapes),
+                not self.shapes or all(map(fits, shapes, self.shapes)),
                 f"Simulator `{name(self.fn)}` declares entries of the shapes {dict(zip(self.names, self.shapes))} but "
                 f"returned {shapes}. Correct `names`.",
                 WrongOutput,

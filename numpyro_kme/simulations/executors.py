@@ -34,7 +34,8 @@ class Failure(Exception):
         self.kind, self.reason = kind, reason
 
     def __str__(self) -> str:
-        return f"{self.reason} ({self.kind})" if self.reason else self.kind
+        parts = self.reason, f"({self.kind})" if self.reason else self.kind
+        return self.reason if self.kind in self.reason else " ".join(filter(None, parts))
 
 
 TASK_SECONDS = 0.2

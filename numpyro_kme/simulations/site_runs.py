@@ -131,8 +131,10 @@ class SiteRun:
         theta = {name: np.asarray(value[row]).tolist() for name, value in self.latents.items()}
         lost = failure.kind == "not finite" and not self.simulator.ragged and self.plan.missing is None
         recorded = " Where NaN is what is not recorded, KELFI takes missing=SimulatedMissing()." if lost else ""
+        called = "It is called as fn(rng, *params), by a generator of NumPy; leave `shape` out for JAX. "
+        called *= failure.kind == "TypeError" and self.simulator.black_box
         raise checks.explained(
-            f"Simulation {row} of site {self.site!r} failed at {theta}: {failure}. "
+            f"Simulation {row} of site {self.site!r} failed at {theta}: {failure}. {called}"
             f"Repair the simulator, narrow the prior, or leave failures out with on_failure='skip'.{recorded}",
             executors.SimulationError,
         ) from (failure.__cause__ or failure)

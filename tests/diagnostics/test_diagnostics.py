@@ -513,6 +513,21 @@ def test_draws_along_a_plate_are_compared_in_order_of_size(of_draws, rng):
     assert misspecification_test(posterior_of(rng.permutation(two))).score == pytest.approx(found.score, rel=1e-5)
 
 
+def test_draws_in_order_of_size_that_never_vary_are_left_out():
+    """The smallest of forty counts with a mean of one is 0 in every simulation; not in the data."""
+
+    def model(x=None):
+        mean = numpyro.sample("mean", dist.LogNormal(0.0, 0.1))
+        with numpyro.plate("draws", 40):
+            numpyro.sample("x", kme.Simulator(jax.random.poisson, mean), obs=x)
+
+    drawn = kme.simulate(jax.random.key(0), model, 100, progress_bar=False)
+    problem = kme.Problem.read(model, x=1 + np.arange(40) % 3)
+    posterior = Posterior(engine="none", samples={"mean": np.ones(3)}, problem=problem, simulations=drawn)
+    found = misspecification_test(posterior)
+    assert "sorted[0]" not in found.by_statistic and "sorted[39]" in found.by_statistic and found.p_value < 0.05
+
+
 def test_predictions_of_a_model_that_asks_its_data_for_their_number():
     """As most people write it: `len(x)`, the data by position or by another name; a factor and another site too."""
 

@@ -1,5 +1,8 @@
 """Rounds of simulations: against an exact posterior, and what is proposed, kept, stopped and refused."""
 
+import itertools
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from scipy import stats
 
 import numpyro_kme as kme
+from numpyro_kme import engines
 
 pytestmark = pytest.mark.filterwarnings("ignore:The posterior mean of .* may be off by")  # of so few simulations
 FAR, NOISE = 2.0, 0.1
@@ -57,6 +61,19 @@ def test_a_constant_statistic_is_told_once():
     with pytest.warns(UserWarning, match=r"Statistics \[1\] are constant") as caught:
         engine.run(jax.random.key(0), x=np.array([FAR, 3.0]))
     assert sum("constant" in str(one.message) for one in caught) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*lie beyond")
+def test_far_data_are_told_once(monkeypatch):
+    """Rounds after which simulations end elsewhere, and what all of them will take."""
+    monkeypatch.setattr(engines.kelfi, "time", SimpleNamespace(monotonic=itertools.count(0.0, 5.0).__next__))
+    said: list[str] = []
+    monkeypatch.setattr(engines.kelfi.progress, "say", lambda line, shown: said.append(line))
+    engine = kme.KELFI(narrow, 60, num_rounds=3, standard_errors=False, progress_bar=False)
+    with pytest.warns(UserWarning, match="far outside") as caught:
+        engine.run(jax.random.key(3), x=np.array([60.0]))
+    assert sum("far outside" in str(one.message) for one in caught) == 1
+    assert "the first of 3 rounds took 5 s, and all will take about 10 to 60 s" in said[1]
 
 
 def test_every_simulation_is_kept_and_its_origin_told(rounds):

@@ -258,6 +258,7 @@ OUTPUTS = {
     "four counts": (R.poisson(30.0, (2000, 4)), False),
     "eight answers": (R.integers(0, 2, (2000, 8)), False),
     "numbers": (R.normal(size=(2000, 2)), False),
+    "logarithms of counts": (np.log1p(R.poisson(30.0, 2000)), False),
     "large counts": (R.poisson(1e4, 2000), False),
 }
 
@@ -266,7 +267,10 @@ OUTPUTS = {
 def test_which_outputs_are_trials(kind):
     x, trials = OUTPUTS[kind]
     assert default_form(x) == (FORM if trials else kme.ResidualKernelMeans())
-    assert default_form(x, repeated=True) == (FORM if trials or kind == "large counts" else kme.ResidualKernelMeans())
+    assert default_form(x, once=True) == (FORM if trials and "count" not in kind else kme.ResidualKernelMeans())
+    assert default_form(x, repeated=True) == (
+        FORM if trials or kind in ("large counts", "logarithms of counts") else kme.ResidualKernelMeans()
+    )
 
 
 def answer(rng_key, logit):

@@ -158,10 +158,17 @@ def test_a_black_box_declares_arrays_by_name(declared):
     np.testing.assert_array_equal(made.vector(x), np.arange(5.0))
 
 
+def test_one_declared_number_may_be_a_scalar():
+    fn = Simulator(lambda rng, t: {"a": rng.normal(size=2), "b": 4.0}, 1.0, names={"a": 2, "b": 1}, dtype=float)
+    assert fn.sample(random.key(0))[2] == 4.0
+    np.testing.assert_array_equal(fn.vector({"a": np.zeros((3, 2)), "b": np.arange(3.0)})[:, 2], np.arange(3.0))
+    np.testing.assert_array_equal(fn.vector({"a": np.zeros(2), "b": 1}), fn.vector({"a": np.zeros(2), "b": [1]}))
+
+
 def test_a_jax_simulator_has_the_arrays_that_are_declared():
     fn = lambda key, t: {"a": t * jnp.ones(2), "b": t}  # noqa: E731
-    for names in (None, {"a": 2, "b": ()}, ("a", "b")):
-        assert Simulator(fn, 1.0, names=names).labels == ("a[0]", "a[1]", "b")
+    for names in (None, {"a": 2, "b": ()}, {"a": 2, "b": 1}, ("a", "b")):
+        assert Simulator(fn, 1.0, names=names).labels[:2] == ("a[0]", "a[1]")
 
 
 # plates and event_dims
@@ -299,7 +306,7 @@ def test_a_density_is_refused_with_the_name_of_the_simulator(evaluate):
     [
         (lambda: Simulator(3.0, 1.0), "first argument of Simulator must be a function; got 3.0"),
         (lambda: Simulator(noisy_sum), "`noisy_sum` has no parameter"),
-        (lambda: Simulator(numpy_normal, 1.0, dtype=float), "no shape, as black boxes need"),
+        (lambda: Simulator(numpy_normal, 1.0, dtype=float), "no shape. Give a NumPy simulator both, shape=\\(\\)"),
         (lambda: Simulator(numpy_normal, 1.0), r"could not trace simulator `numpy_normal`.*passing shape"),
         (lambda: Simulator(lambda k, t: (t, t), 1.0), "must return one array"),
         (lambda: Simulator(lambda k, t: t * 1j, 1.0), "dtype complex64; it must return at least one real number"),
