@@ -181,12 +181,14 @@ class Check:
         misspecification: From `misspecification_test`, `{site: test}`.
         predictive: From `predictive_check`.
         surrogate: From `check_surrogate`, `{site: check}`; empty for engines without a learnt likelihood.
+        single: Whether each simulator makes one event, whose statistics may be shifted.
     """
 
     calibration: Calibration
     misspecification: Mapping[str, MisspecificationTest] = field(default_factory=dict)
     predictive: PredictiveCheck | None = None
     surrogate: Mapping[str, SurrogateCheck] = field(default_factory=dict)
+    single: bool = True
 
     def _card(self) -> Card:
         rows = {
@@ -231,10 +233,11 @@ class Check:
                 )
         beyond = {} if self.predictive is None else {name: d for name, d in self.predictive.beyond.items() if d > FAR}
         if beyond:
+            remedy = "Let statistics be shifted (KELFI(adjust=0.1))" if self.single else "Use `PosteriorBootstrap`"
             named = ", ".join(f"{name} by {d:.2g} sd" for name, d in list(beyond.items())[:5])
             unlike.append(
-                f"beyond anything that the model makes at the posterior draws: {named}; all others fit. Let statistics "
-                "be shifted (KELFI(adjust=0.1)), leave these out by NaN, or mend the model."
+                f"beyond anything that the model makes at the posterior draws: {named}; all others fit. "
+                f"{remedy}, leave these out by NaN, or mend the model."
             )
         of_surrogate = [sentence for site, found in self.surrogate.items() for sentence in found.findings(site)]
         return unlike + self.calibration.findings(level / 2) + few + of_surrogate
@@ -276,4 +279,6 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
         learnt = handlers.surrogate(problem.model, posterior.likelihoods)
         with checks.collected_warnings():
             surrogate = check_surrogate(learnt, latents, *problem.args, max_draws=200, **problem.kwargs)
-    return Check(calibration, tests, predictive, surrogate)
+    sites = [site.simulator for site in problem.simulators.values()]
+    single = not any(simulator.batch_shape or simulator.ragged for simulator in sites)
+    return Check(calibration, tests, predictive, surrogate, single)

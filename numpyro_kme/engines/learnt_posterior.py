@@ -23,7 +23,7 @@ from numpyro_kme.likelihoods.posterior import KernelMeansPosterior
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.models.problem import Problem
 from numpyro_kme.models.unconstrained import Unconstrained
-from numpyro_kme.samplers.importance import StandardErrors
+from numpyro_kme.samplers.importance import StandardErrors, unsure_message
 from numpyro_kme.simulations import Simulations
 
 
@@ -330,26 +330,15 @@ def emit_warnings(posterior: LearntPosterior) -> None:
                 "the posterior may be too wide. Give statistics that count, as the proportion of values beyond a point."
             )
     if not is_sure(posterior.errors, posterior.drawn.latents):
-        checks.warn(unsure_message(posterior, remedy))
+        assert posterior.errors is not None
+        needed = number * max(2.0, float(np.max(posterior.errors.relative(ravel(posterior.drawn.latents, 1)))) ** 2)
+        further = (
+            f"{remedy} If errors fall with the root of their number, about {float(f'{needed:.1g}'):,.0f} suffice. "
+            "Neither helps where the model cannot make the observation: `kme.diagnostics.misspecification_test`."
+        )
+        checks.warn(unsure_message(posterior.errors, numbers(posterior.drawn.latents), further))
 
 
 def is_sure(errors: StandardErrors | None, latents: Mapping[str, np.ndarray]) -> bool:
     """Tell whether no standard error of a latent is large; True where they are not known."""
     return errors is None or not np.any(errors.relative(ravel(latents, 1)) > 1.0)
-
-
-def unsure_message(posterior: LearntPosterior, remedy: str) -> str:
-    """The warning that a posterior may be off, and what would mend that."""
-    assert posterior.errors is not None
-    columns = numbers(posterior.drawn.latents)
-    table = np.stack(list(columns.values()), axis=1)
-    found = posterior.errors.relative(table)
-    worst, size = int(np.argmax(found.max(axis=0))), len(posterior.simulations)
-    mean, sd = posterior.errors.of_moments(table)[:, worst]
-    needed = size * max(2.0, float(np.max(found)) ** 2)
-    return (
-        f"The posterior mean of {list(columns)[worst]} may be off by {mean:.2g}, {mean / table[:, worst].std():.2g} "
-        f"posterior standard deviations, and its standard deviation by {sd:.0%}: one standard error each. {remedy} If "
-        f"errors fall with the root of their number, about {float(f'{needed:.1g}'):,.0f} suffice. Neither helps where "
-        "the model cannot make the observation: `kme.diagnostics.misspecification_test`."
-    )

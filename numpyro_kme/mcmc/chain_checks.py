@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.diagnostics import effective_sample_size
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import log_likelihood
 from numpyro.infer.util import log_density
 
-from numpyro_kme._core import checks, compat, door, frozen, host, in_present_precision
+from numpyro_kme._core import Card, checks, compat, door, frozen, host, in_present_precision, numbers
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
 from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE, extrapolation_message
@@ -22,8 +22,11 @@ from numpyro_kme.mcmc.noise import simulation_keys
 from numpyro_kme.models.problem import Arrays
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.tracing import one_model_at_a_time, trace_of
-from numpyro_kme.samplers.importance import StandardErrors, deviations, effective_size
+from numpyro_kme.samplers.importance import StandardErrors, deviations, effective_size, unsure_message
 from numpyro_kme.simulations.simulations import of_rows
+
+AGAIN = "Simulate more, best at these draws (`refine`), and sample again."
+"""The remedy for a likelihood that is little known where a chain goes."""
 
 
 @frozen
@@ -40,6 +43,8 @@ class SurrogateCheck:
             add up. Empty where the likelihood was learnt without (`fit_likelihood(standard_errors=False)`).
         error_of_sd: That of each standard deviation, relative to it.
         off: Largest of these over what is warned of: half a posterior standard deviation, or a third of one.
+        told: The warning that the chain has not converged, else that of the largest of these errors; empty where
+            neither is due.
     """
 
     beyond: float
@@ -47,14 +52,24 @@ class SurrogateCheck:
     error_of_mean: Mapping[str, np.ndarray] = field(default_factory=dict)
     error_of_sd: Mapping[str, np.ndarray] = field(default_factory=dict)
     off: float = 0.0
+    told: str = ""
+
+    def _card(self) -> Card:
+        errors = {"error of mean, at most": self.error_of_mean, "error of sd, at most": self.error_of_sd}
+        rows = {
+            "beyond the simulations": f"{self.beyond:.2%} of the evaluations",
+            "negative": f"{self.negative:.2%} of the evaluations" if self.negative else "",
+            **{label: ", ".join(f"{k} {np.max(v):.2g}" for k, v in found.items()) for label, found in errors.items()},
+            "warned of": self.told,
+        }
+        return Card("Draws of a chain under a learnt likelihood", rows, "attributes `error_of_mean`, ... have all")
 
     def findings(self, site: str) -> list[str]:
         """Warnings at a site, and what to do next."""
-        again = "Simulate more, best at these draws (`refine`), and sample again."
         found = (
-            (self.beyond > NEGLIGIBLE, extrapolation_message(site, self.beyond, again)),
+            (bool(self.told), self.told),
+            (self.beyond > NEGLIGIBLE, extrapolation_message(site, self.beyond, AGAIN)),
             (self.negative > 0.05, _negative_message(site, self.negative)),
-            (self.off > 1.0, _off_message(site, self.off)),
         )
         return [sentence for wrong, sentence in found if wrong]
 
@@ -64,12 +79,26 @@ def _negative_message(site: str, negative: float) -> str:
     return f"The surrogate at site {site!r} is negative at {negative:.0%} of the draws. Simulate more."
 
 
-def _off_message(site: str, off: float) -> str:
-    """The warning that moments of a chain may be off by as much as is warned of."""
+def _stuck_message(name: str, split: float, size: float, number: int) -> str:
+    """The warning that a chain has not converged."""
     return (
-        f"A posterior mean may be off by half a posterior standard deviation, or that by a third, or {off:.2g} times "
-        f"as much, by what was learnt at {site!r}. Simulate more, best at these draws (`refine`), and sample again."
+        f"The chain has not converged: split R-hat of {name} is {split:.2f}, and {number} draws count as {size:.0f}. "
+        "Before you simulate more, run several chains, longer, or write groups in the non-centred form "
+        "(LocScaleReparam)."
     )
+
+
+def _stuck(draws: Mapping[str, np.ndarray]) -> str:
+    """The warning that draws in the order of their chain have not converged; empty where they have."""
+    columns = {name: column for name, column in numbers(draws).items() if deviations(column[:, None])[0] > 0.0}
+    if len(next(iter(columns.values()), ())) < 4:  # of fewer NumPyro knows neither number
+        return ""
+    chain = np.stack(list(columns.values()), axis=1)[None]
+    splits, sizes = split_gelman_rubin(chain), effective_sample_size(chain)
+    worst, number = int(np.argmax(splits)), chain.shape[1]
+    # the halves of few independent draws differ by as much
+    stuck = splits[worst] > 1.05 and sizes[worst] < 0.1 * number
+    return _stuck_message(list(columns)[worst], splits[worst], sizes[worst], number) if stuck else ""
 
 
 @door
@@ -89,9 +118,9 @@ def check_surrogate(
     Raises:
         ValueError: If no observed site has a learnt likelihood.
     Warns:
-        UserWarning: If more evaluations at a site are beyond the simulations than 5 %, more than
-            5 % negative, or a standard error of a mean is above half a posterior standard deviation, of a standard
-            deviation above a third of it.
+        UserWarning: If the chain has not converged, with a split R-hat above 1.05, and fewer than a tenth of its draws
+            count; more evaluations at a site are beyond the simulations than 5 %, more than 5 % negative, or a standard
+            error of a mean is above half a posterior standard deviation, of a standard deviation above a third of it.
     """
     _check_shapes(model, samples, args, kwargs)
     draws = _evenly_spaced(samples, max_draws)
@@ -111,7 +140,7 @@ def check_surrogate(
     found = jax.jit(jax.vmap(one))(in_present_precision(draws))
     no = "No observed site of the model has a learnt likelihood: pass the model from `handlers.surrogate` and its data."
     checks.require(bool(found), no)
-    reports = {}
+    reports, stuck, told = {}, _stuck(draws), dict[str, None]()
     for name, (arguments, masks, scales, negative) in found.items():
         (fn, value, plates), mask = observed[name], np.asarray(masks)[0]
         fitted, z = fn.fitted, fn.fitted.coordinates.table(arguments)
@@ -119,19 +148,22 @@ def check_surrogate(
         counts = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, beyond.shape[1:]))
         number = np.sum(counts.any(axis=tuple(range(counts.ndim - beyond.ndim + 1))))
         proportion = beyond.sum() / max(1, len(beyond) * int(number))
-        errors = _errors(fn, value, z, mask, np.asarray(scales)[0], plates, draws) if fitted.others else ({}, {}, 0.0)
+        errors = _errors(fn, value, z, mask, np.asarray(scales)[0], plates, draws, stuck)
         reports[name] = SurrogateCheck(float(proportion), float(np.mean(negative)), *errors)
-        for sentence in reports[name].findings(name):
-            checks.warn(sentence)
+        told |= dict.fromkeys(reports[name].findings(name))
+    for sentence in told:
+        checks.warn(sentence)
     return reports
 
 
-def _errors(fn, value, z, mask, scale, plates, draws) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], float]:
-    """Standard errors of means and of standard deviations of draws that a site's likelihood leaves, and the largest."""
+def _errors(fn, value, z, mask, scale, plates, draws, stuck) -> tuple[dict, dict, float, str]:
+    """Standard errors of means and of standard deviations of draws that a site's likelihood leaves, the largest, and
+    the warning of it, or that of a chain that is `stuck`."""
     table = ravel(draws, 1).astype(np.float64)
     varying = table[:, deviations(table) > 0.0]
-    if len(table) < 4 or not varying.size or not np.any(mask):  # of fewer NumPyro knows no effective number
-        return {}, {}, 0.0
+    few = len(table) < 4 or not varying.size  # of fewer NumPyro knows no effective number
+    if few or not np.any(mask) or not fn.fitted.others:
+        return {}, {}, 0.0, stuck
     with host.one_blas_thread, checks.collected_warnings():
         own, *logs = (
             prepare(fitted, np.asarray(value), mask, fn.bounds).brief().total(z, mask, scale, plates)
@@ -141,7 +173,8 @@ def _errors(fn, value, z, mask, scale, plates, draws) -> tuple[dict[str, np.ndar
     errors = StandardErrors.of(np.array(logs) - own, fn.fitted.shares, size, table)
     found = {name: errors.of_moments(np.asarray(part, np.float64)) for name, part in draws.items()}
     off = float(errors.relative(table).max())
-    return {k: v[0] for k, v in found.items()}, {k: v[1] for k, v in found.items()}, off
+    unsure = unsure_message(errors, numbers(draws), AGAIN) if off > 1.0 else ""
+    return {k: v[0] for k, v in found.items()}, {k: v[1] for k, v in found.items()}, off, stuck or unsure
 
 
 def _negative(fn: KernelMeansLikelihood, value, mask) -> jax.Array:

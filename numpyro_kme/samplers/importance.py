@@ -1,7 +1,7 @@
 """Adaptive importance sampling: weighted particles of a posterior, however much narrower than the prior it is; and
 systematic resampling of weighted particles; standard errors by weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -315,6 +315,18 @@ class StandardErrors:
         means = self.weights @ standard
         spreads = np.sqrt(np.maximum(self.weights @ np.square(standard) - np.square(means), 0.0))
         return np.stack([self.shares @ np.square(means), self.shares @ np.square(spreads - 1.0)])
+
+
+def unsure_message(errors: StandardErrors, columns: Mapping[str, np.ndarray], advice: str) -> str:
+    """The warning that the moments of draws may be off, by the worst of their numbers `{name: (n,)}`, and what would
+    mend that."""
+    table = np.stack(list(columns.values()), axis=1).astype(np.float64)
+    worst = int(np.argmax(errors.relative(table).max(axis=0)))
+    mean, sd = errors.of_moments(table)[:, worst]
+    return (
+        f"The posterior mean of {list(columns)[worst]} may be off by {mean:.2g}, {mean / table[:, worst].std():.2g} "
+        f"posterior standard deviations, and its standard deviation by {sd:.0%}: one standard error each. {advice}"
+    )
 
 
 def deviations(table: np.ndarray) -> np.ndarray:

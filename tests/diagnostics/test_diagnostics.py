@@ -552,5 +552,7 @@ def test_numbers_beyond_all_predictions_are_named():
     expected = {"min": (x[:, 2].min() + 9.0) / x[:, 2].std(), "max": (7.0 - x[:, 1].max()) / x[:, 1].std()}
     assert found.beyond == pytest.approx(expected) and list(found.beyond) == ["min", "max"]
     ranks = np.random.default_rng(1).uniform(size=100)
-    said = Check(Calibration({"theta": ranks}, ranks, {"theta": ranks}), {}, found).findings()
-    assert any("beyond anything that the model makes" in sentence and "min by" in sentence for sentence in said)
+    for single, remedy in ((True, "adjust=0.1"), (False, "Use `PosteriorBootstrap`")):
+        check = Check(Calibration({"theta": ranks}, ranks, {"theta": ranks}), {}, found, single=single)
+        (said,) = [sentence for sentence in check.findings() if "beyond anything that the model makes" in sentence]
+        assert "min by" in said and remedy in said

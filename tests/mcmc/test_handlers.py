@@ -482,5 +482,7 @@ def test_standard_errors_of_a_chain_are_those_of_the_same_draws_of_kelfi():
     np.testing.assert_allclose(found.error_of_sd["theta"], posterior.error_of_sd["theta"], atol=0.02)
     largest = max(*2.0 * found.error_of_mean["theta"] / sd, *3.0 * found.error_of_sd["theta"])
     np.testing.assert_allclose(found.off, largest, 1e-5)
-    said = SurrogateCheck(0.0, 0.0, off=1.2).findings("x")
-    assert len(said) == 1 and "or 1.2 times as much" in said[0]
+    drawn = {"theta": np.repeat(engine.get_samples()["theta"][:2], 50, axis=0)}
+    with pytest.warns(UserWarning, match=r"split R-hat of theta\[[01]\] is .* and 100 draws count as") as caught:
+        found = check_surrogate(surrogate(along, engine.likelihoods), drawn, x=x)["x"]
+    assert len(caught) == 1 and found.findings("x") == [found.told] and "not converged" in str(found)
