@@ -145,6 +145,7 @@ add("simulate", "wrong type", lambda: drawn(OK, on_failure="retry"), r"'skip', R
 add("simulate", "wrong type", lambda: drawn(shifted, declared={}, executor="two"), "for black-box simulators")
 add("simulate", "wrong dtype", lambda: drawn(OK, declared=dict(shape=(2,), dtype="U3")), "at least one real number")
 add("door", "a kernel", lambda: kme.squared_mmd(1.0, X, X), "`kernel` must be a kernel, such as .*; got 1")
+add("door", "a class", lambda: kernels.register(1.0), "`cls` must be a class of annotated fields.*; got 1")
 add("door", "a length", lambda: kernels.Gaussian(None), "`length_scale` must be an array of real numbers; got None")
 add("door", "a table", lambda: Simulations(arguments={"x": X}, x=X), "`x` must be of the kind Mapping; got .* array")
 add("door", "a number", lambda: kme.Simulator(shifted, 0.3, event_dims=2.0), "`event_dims` must be a whole")

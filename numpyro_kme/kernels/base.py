@@ -28,7 +28,7 @@ def register(cls: type[T]) -> type[T]:
     structure. `__post_init__` checks what a user passes, and is skipped when JAX rebuilds an object: a gradient, an
     axis number or a placeholder is no length scale.
     """
-    cls = frozen(cls)
+    cls = frozen(checks.instance("cls", cls, type, "a class of annotated fields, below @register"))
     members = fields(cls)  # type: ignore[arg-type]
     static = tuple(f.name for f in members if f.metadata.get("static", False))
     leaves = tuple(f.name for f in members if f.name not in static)
