@@ -15,6 +15,7 @@ from numpyro_kme.diagnostics.predictive import Arguments, data_sets, plan_of_dat
 from numpyro_kme.engines.base import Engine, each_outcome, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import problem_of
+from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.likelihoods.trials.form import TrialsSurrogate
 
 INTERVAL = 0.9
@@ -218,9 +219,12 @@ def _differences(one: LearntPosterior, other: LearntPosterior):
 def _kind(surrogate: Any) -> str:
     """Tell what its densities are relative to: probabilities of values, or densities of numbers."""
     if not isinstance(surrogate, TrialsSurrogate):
-        return type(surrogate).__name__
-    numbers = [surrogate.transform.label(i) for i in surrogate.entries.numbers]
-    return f"{type(surrogate).__name__}, a density of {', '.join(numbers)}" if numbers else type(surrogate).__name__
+        return "a density of all entries" if isinstance(surrogate, ResidualSurrogate) else type(surrogate).__name__
+    entries = surrogate.entries
+    if len(entries.categories) == 1 and len(entries.numbers) == len(entries.atoms):
+        return "a density of all entries"
+    numbers = [surrogate.transform.label(i) for i in entries.numbers]
+    return f"probabilities and a density of {', '.join(numbers)}" if numbers else "probabilities"
 
 
 @frozen

@@ -52,8 +52,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         num_simulations: Number `m` of simulations in all, at draws from the prior if there is one round.
         num_samples: Number of equally weighted posterior draws.
         form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`, or of choices, answers, counts
-            and a number drawn many times `likelihoods.KernelExponentialFamily()`. `KernelMeans()` is the published
-            form: closed forms, data kernels on data sets and time series, `learn_prior`,
+            and a number drawn many times `likelihoods.KernelExponentialFamily()`, and of two or three numbers drawn
+            many times the better of these. `KernelMeans()` is the published form: closed forms, data kernels on data sets and time series, `learn_prior`,
             `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of data sets and series. For a simulator
             of outputs of any length (`Simulator(ragged=True)`) how long they are is a statistic too, and the others
             are learnt given it.

@@ -19,6 +19,7 @@ from numpyro_kme._core import Card, Recomputed, Saved, checks, compat, door, ful
 from numpyro_kme.embeddings.measures import Measure
 from numpyro_kme.kernels.base import register, take
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
+from numpyro_kme.likelihoods.best_form import BestForm
 from numpyro_kme.likelihoods.extrapolation import Repeats
 from numpyro_kme.likelihoods.kernel_statistics import KernelStatistics
 from numpyro_kme.likelihoods.learnt_statistics import OfStatistics
@@ -26,7 +27,7 @@ from numpyro_kme.likelihoods.prepared import Bounds, PreparedLikelihood, prepare
 from numpyro_kme.likelihoods.published.form import KernelMeans
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS
-from numpyro_kme.likelihoods.statistics import Entries
+from numpyro_kme.likelihoods.statistics import MOST_ENTRIES, Entries
 from numpyro_kme.likelihoods.success import Success
 from numpyro_kme.likelihoods.transformed import Recorded
 from numpyro_kme.likelihoods.trials.form import KernelExponentialFamily
@@ -206,7 +207,7 @@ def with_halves(
                 found.append(replace(fitted, surrogate=surrogate, simulated=z[rows], others=(), shares=()))
         shares = (1.0 / len(found),) * len(found) if found else ()
         if isinstance(form, KernelMeans) and points.ndim == 2 and len(z) >= MIN_SIMULATIONS:
-            beside = ResidualKernelMeans().fit(z, points)  # halves do not show what the published form smooths
+            beside = ResidualKernelMeans().fit(z, points)  # all halves have what the published form smooths
             found, shares = [*found, replace(fitted, surrogate=beside, others=(), shares=())], (*shares, 1.0)
     return replace(fitted, others=(*found, *fitted.others), shares=(*shares, *fitted.shares))
 
@@ -224,7 +225,8 @@ def _as_read(
 def default_form(x: np.ndarray, repeated: bool = False, bounds: Bounds | None = None, once: bool = False) -> Form:
     """The form of the likelihood of outputs `(m, *event)`, NaN where nothing is recorded, where none is asked for: some
     are `repeated` draws of the same parameters, or are observed within `bounds`, which one form can integrate over.
-    Of what is observed `once` counts, and numbers beside others, are statistics, which takes fewer simulations."""
+    Of what is observed `once` counts, and numbers beside others, are statistics, which takes fewer simulations. Of
+    repeated draws of a few numbers the best form is chosen."""
     if len(x) < MIN_SIMULATIONS:
         return KernelMeans()
     if bounds is not None:
@@ -233,7 +235,9 @@ def default_form(x: np.ndarray, repeated: bool = False, bounds: Bounds | None = 
     statistics = once and (entries.counts or len(entries.numbers) > 1)
     if entries.fewest >= MIN_SIMULATIONS and entries.are_trials(repeated) and not statistics:
         return KernelExponentialFamily()
-    return Recorded() if np.isnan(x).any() else ResidualKernelMeans()
+    if np.isnan(x).any():
+        return Recorded()
+    return BestForm() if repeated and 1 < len(entries.numbers) <= MOST_ENTRIES else ResidualKernelMeans()
 
 
 class RealValued(Distribution):

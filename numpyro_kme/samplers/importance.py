@@ -252,10 +252,11 @@ OF_MEAN, OF_SD = 0.5, 1 / 3
 class StandardErrors:
     r"""Standard errors of posterior expectations: how far other simulations, or a further run, would move them.
 
-    Draws are weighted to what other simulations teach: each of four halves of them, and those before the last round.
+    Draws are weighted to what other simulations teach: each of four halves of them, and those before the last round;
+    and, under the published form, to what the residual form learns from the same ones.
     The move of an expectation from all simulations to half of them has the variance that all of them leave to it, and
     what a further doubling would move besides. With the move $d_h$ of an expectation of $f$, in posterior standard
-    deviations of $f$, under the weights number $h$, and the shares $s_h$, a quarter for a half and 1 for the rounds,
+    deviations of $f$, under the weights number $h$, and the shares $s_h$, a quarter for a half and 1 for the others,
 
     $$ \frac{\mathrm{error}^2}{\mathrm{sd}^2} = \tfrac12 \sum_h s_h d_h^2
        + \tfrac12 \overline{\sum_h s_h d_h^2} + \frac1{\mathrm{ESS}}, $$
