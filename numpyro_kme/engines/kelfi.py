@@ -53,8 +53,9 @@ class KELFI(SimulationEngine[LearntPosterior]):
         num_samples: Number of equally weighted posterior draws.
         form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`, or of choices, answers, counts
             and a number drawn many times `likelihoods.KernelExponentialFamily()`, and of two or three numbers drawn
-            many times the better of these. `KernelMeans()` is the published form: closed forms, data kernels on data sets and time series, `learn_prior`,
-            `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of data sets and series. For a simulator
+            many times the better of these. `KernelMeans()` is the published form: closed forms, data kernels on data
+            sets and time series, `learn_prior`, `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of
+            data sets and series. For a simulator
             of outputs of any length (`Simulator(ragged=True)`) how long they are is a statistic too, and the others
             are learnt given it.
         statistics: How summary statistics are learnt from the same simulations, for raw outputs such as series and
