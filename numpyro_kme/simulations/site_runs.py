@@ -131,7 +131,7 @@ class SiteRun:
         theta = {name: np.asarray(value[row]).tolist() for name, value in self.latents.items()}
         lost = failure.kind == "not finite" and not self.simulator.ragged and self.plan.missing is None
         recorded = " Where NaN is what is not recorded, KELFI takes missing=SimulatedMissing()." if lost else ""
-        called = "It is called as fn(rng, *params), by a generator of NumPy; leave `shape` out for JAX. "
+        called = "With `shape` it is called as fn(rng, *params), with a generator of NumPy; leave it out for JAX. "
         called *= failure.kind == "TypeError" and self.simulator.black_box
         raise checks.explained(
             f"Simulation {row} of site {self.site!r} failed at {theta}: {failure}. {called}"
