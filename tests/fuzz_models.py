@@ -18,7 +18,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -531,8 +530,8 @@ def main():
         return
     os.environ |= CACHED
     results, seeds = [], range(arguments.first, arguments.first + arguments.models)
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=BATCH) as fresh:
-        for result in fresh.map(outcome, seeds):
+    with get_context("spawn").Pool(1, maxtasksperchild=BATCH) as fresh:
+        for result in fresh.imap(outcome, seeds):
             results.append(result)
             print(json.dumps(result, default=str), flush=True)
     print(table(results))
