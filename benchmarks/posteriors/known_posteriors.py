@@ -6,7 +6,8 @@ Several draws as one vector, with heavy tails or weights that follow the paramet
 modes; bounds; counts; a posterior much narrower than the prior; draws along a plate; groups; censored draws; entries
 that are missing; data sets of any length; learnt statistics; with --references three tasks of others. Each key has a
 data set of its own, from the prior. Exact moments are in closed form of normals, else by sums over a grid or tempering.
-Errors are of all numbers of the latents, those of standard deviations relative. Takes an hour for four keys.
+Errors are of all numbers of the latents, those of standard deviations relative. Takes an hour for four keys; 3,000
+simulations take another.
 """
 
 import warnings
