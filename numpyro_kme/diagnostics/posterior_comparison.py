@@ -89,7 +89,7 @@ def compare_posteriors(
 
     Args:
         posteriors: Engines that have been run, their posteriors, or draws `{site: (n, *shape)}` of any sampler, by
-            name. Sites that not all have, such as `x_shift`, are left out.
+            name. Numbers that not all have, such as those of `x_shift`, and that do not vary, are left out.
     Raises:
         ValueError: If there are fewer than two, or they have no number in common.
     Example:
@@ -104,7 +104,7 @@ def compare_posteriors(
         draws.append(numbers({name: np.asarray(value, np.float64) for name, value in samples.items()}))
         known = getattr(found, "errors", None)
         errors.append({} if known is None else {n: float(known.of_moments(v)[0]) for n, v in draws[-1].items()})
-    names = [number for number in draws[0] if all(number in own for own in draws)]
+    names = [number for number, own in draws[0].items() if np.ptp(own) > 0.0 and all(number in o for o in draws)]
     sites = [sorted(own) for own in draws]
     checks.require(bool(names), f"These posteriors have no number in common: {sites}. Give their sites the same names.")
     return PosteriorComparison(

@@ -8,6 +8,7 @@ from numpyro_kme._core import checks, frozen
 from numpyro_kme.likelihoods.base import Form, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Repeats
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS
 from numpyro_kme.likelihoods.trials.form import KernelExponentialFamily, TrialsSurrogate
 
 ENOUGH = 3000
@@ -29,16 +30,17 @@ class BestForm(Form):
         """Implement `Form.fit`."""
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
         repeats = Repeats.of(z)
-        held = np.random.default_rng(0).permutation(len(repeats))[repeats.kind] < len(repeats) // 5
-        first, then = np.flatnonzero(~held)[:ENOUGH], np.flatnonzero(held)[:ENOUGH]
-        residual, family = ResidualKernelMeans(), KernelExponentialFamily()
-        with checks.collected_warnings():  # the one that is chosen says them again
-            of_each = [
-                form.fit(z[first], x[first]).at_rows(x[then], 1).log_density(z[then]) for form in (residual, family)
-            ]
-        best = residual if np.mean(of_each[0]) >= np.mean(of_each[1]) else family
+        best = self._held_out(z, x, repeats) if len(repeats) >= MIN_SIMULATIONS else ResidualKernelMeans()
         rows = slice(max(best.most_calls, len(repeats)))  # one of each parameter at least, which stand first
         return best.fit(z[rows], x[rows])
+
+    def _held_out(self, z, x, repeats) -> Form:
+        held = np.random.default_rng(0).permutation(len(repeats))[repeats.kind] < len(repeats) // 5
+        first, then = np.flatnonzero(~held)[:ENOUGH], np.flatnonzero(held)[:ENOUGH]
+        forms = ResidualKernelMeans(), KernelExponentialFamily()
+        with checks.collected_warnings():  # the one that is chosen says them again
+            scores = [np.mean(f.fit(z[first], x[first]).at_rows(x[then], 1).log_density(z[then])) for f in forms]
+        return forms[int(np.argmax(scores))]
 
     def again(self, learnt: Any, z, x, rows, *, measure=None, y=None) -> Surrogate:
         """Implement `Form.again`: by the form that was the best."""

@@ -206,7 +206,7 @@ def with_halves(
                 surrogate = form.again(fitted.surrogate, z, points, rows, measure=measure, y=point)
                 found.append(replace(fitted, surrogate=surrogate, simulated=z[rows], others=(), shares=()))
         shares = (1.0 / len(found),) * len(found) if found else ()
-        if isinstance(form, KernelMeans) and points.ndim == 2 and len(z) >= MIN_SIMULATIONS:
+        if isinstance(form, KernelMeans) and form.data_kernel is None and len(z) >= MIN_SIMULATIONS:
             beside = ResidualKernelMeans().fit(z, points)  # all halves have what the published form smooths
             found, shares = [*found, replace(fitted, surrogate=beside, others=(), shares=())], (*shares, 1.0)
     return replace(fitted, others=(*found, *fitted.others), shares=(*shares, *fitted.shares))

@@ -13,8 +13,8 @@ DRAWS = np.linspace(-1.0, 1.0, 101)
 
 
 def test_means_and_widths_are_measured_from_the_first():
-    first = {"a": 2.0 * DRAWS, "b": np.stack([DRAWS, DRAWS], axis=1), "own": DRAWS}
-    other = {"a": 4.0 * DRAWS + 1.0, "b": np.stack([DRAWS, DRAWS - 3.0], axis=1)}
+    first = {"a": 2.0 * DRAWS, "b": np.stack([DRAWS, DRAWS], axis=1), "own": DRAWS, "constant": 0.0 * DRAWS}
+    other = {"constant": DRAWS, "a": 4.0 * DRAWS + 1.0, "b": np.stack([DRAWS, DRAWS - 3.0], axis=1)}
     found = compare_posteriors({"plain": first, "robust": other})
     sd = DRAWS.std()
     assert found.moved == {"robust": pytest.approx({"b[1]": -3.0 / sd, "a": 0.5 / sd, "b[0]": 0.0})}

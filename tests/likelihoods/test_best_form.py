@@ -52,6 +52,13 @@ def test_the_form_that_suits_the_draws_is_chosen(draw, kind):
     assert isinstance(BestForm().again(learnt, z, x, np.flatnonzero(np.arange(len(z)) % SETS < SETS // 2)), kind)
 
 
+def test_few_parameters_have_the_residual_form():
+    """Of many draws of four parameters none can be held out."""
+    z, x = simulated(moved)
+    few = np.flatnonzero(np.arange(len(z)) % SETS < 4)
+    assert isinstance(BestForm().fit(z[few], x[few]), ResidualSurrogate)
+
+
 def test_what_it_learns_is_the_density():
     """The mean log density of other draws is within .15 nats of the exact one."""
     learnt = BestForm().fit(*simulated(mixed))
