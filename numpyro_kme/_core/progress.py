@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -17,7 +18,10 @@ PATIENCE = 1.0
 
 _inside_a_loop: ContextVar[bool] = ContextVar("inside_a_loop", default=False)
 
-_parts: ContextVar[list[int]] = ContextVar("parts", default=[0, 0])  # noqa: B039 (written to, and not read)
+LONG = 5.0
+"""Seconds that are left from which a phase says so."""
+
+_parts: ContextVar[list] = ContextVar("parts", default=[0, 0, 0.0])  # noqa: B039 (written to, and not read)
 
 
 def no_progress_bars() -> AbstractContextManager:
@@ -58,7 +62,7 @@ def phase(description: str, shown: bool) -> Iterator[None]:
     if not (shown and progress_bars_allowed()):
         yield
         return
-    done, parts = Event(), [0, 0]
+    done, parts = Event(), [0, 0, 0.0]
     clock = Thread(target=_show, args=(description, done, parts), daemon=True)
     clock.start()
     try:
@@ -71,19 +75,34 @@ def phase(description: str, shown: bool) -> Iterator[None]:
 
 def counted(values: Iterable, total: int) -> Iterator:
     """The values one by one; the phase around shows how many of all there were."""
+    begun = time.monotonic()
     for number, value in enumerate(values, 1):
-        _parts.get()[:] = number, total
+        _parts.get()[:] = number, total, begun
         yield value
 
 
-def _show(description: str, done: Event, parts: list[int]) -> None:
-    """A line with the time, and how much is done of what, until all is; none of a short phase."""
+def _show(description: str, done: Event, parts: list) -> None:
+    """A line with the time, and how much is done of what, until all is; none of a short phase. Where it cannot move, a
+    line at first, and one more as soon as much is known to be left."""
     if done.wait(PATIENCE):
         return
-    if not _moves():
-        print(description, file=sys.stderr, flush=True)
+    if _moves():
+        with tqdm(bar_format="{desc} [{elapsed}]", desc=description) as bar:
+            bar.start_t -= PATIENCE
+            while not done.wait(PATIENCE):
+                bar.set_description_str(description + _state(*parts)[0])
         return
-    with tqdm(bar_format="{desc} [{elapsed}]", desc=description) as bar:
-        bar.start_t -= PATIENCE
-        while not done.wait(PATIENCE):
-            bar.set_description_str(f"{description}, {parts[0]} of {parts[1]}" if parts[1] else description)
+    print(description, file=sys.stderr, flush=True)
+    while not done.wait(PATIENCE):
+        state, left = _state(*parts)
+        if left > LONG:
+            print(description + state, file=sys.stderr, flush=True)
+            return
+
+
+def _state(number: int, total: int, begun: float) -> tuple[str, float]:
+    """How much is done of what, in words, and the seconds that are left at the present rate."""
+    if number == 0:
+        return "", 0.0
+    left = (time.monotonic() - begun) * (total - number) / number
+    return f", {number} of {total}" + (f", about {left:.0f} s left" if left > LONG else ""), left

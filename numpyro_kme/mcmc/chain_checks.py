@@ -90,8 +90,15 @@ def _stuck_message(name: str, split: float, size: float, number: int) -> str:
 
 def _stuck(draws: Mapping[str, np.ndarray]) -> str:
     """The warning that draws in the order of their chain have not converged; empty where they have."""
-    columns = {name: column for name, column in numbers(draws).items() if deviations(column[:, None])[0] > 0.0}
-    if len(next(iter(columns.values()), ())) < 4:  # of fewer NumPyro knows neither number
+    every = numbers(draws)
+    size = len(next(iter(every.values()), ()))
+    if size > 3 and not any(np.ptp(column) for column in every.values()):
+        return (
+            f"The chain has not moved: {size} draws are the same. Start it elsewhere (`init_to_value`), with smaller "
+            "steps, or look at the density where it stands: it may be infinite or undefined next to it."
+        )
+    columns = {name: column for name, column in every.items() if deviations(column[:, None])[0] > 0.0}
+    if not columns or size < 4:  # of fewer NumPyro knows neither number
         return ""
     chain = np.stack(list(columns.values()), axis=1)[None]
     splits, sizes = split_gelman_rubin(chain), effective_sample_size(chain)
@@ -118,9 +125,10 @@ def check_surrogate(
     Raises:
         ValueError: If no observed site has a learnt likelihood.
     Warns:
-        UserWarning: If the chain has not converged, with a split R-hat above 1.05, and fewer than a tenth of its draws
-            count; more evaluations at a site are beyond the simulations than 5 %, more than 5 % negative, or a standard
-            error of a mean is above half a posterior standard deviation, of a standard deviation above a third of it.
+        UserWarning: If the chain has not moved, or not converged, with a split R-hat above 1.05, and fewer than a tenth
+            of its draws count; more evaluations at a site are beyond the simulations than 5 %, more than 5 % negative,
+            or a standard error of a mean is above half a posterior standard deviation, of a standard deviation above a
+            third of it.
     """
     _check_shapes(model, samples, args, kwargs)
     draws = _evenly_spaced(samples, max_draws)

@@ -486,3 +486,6 @@ def test_standard_errors_of_a_chain_are_those_of_the_same_draws_of_kelfi():
     with pytest.warns(UserWarning, match=r"split R-hat of theta\[[01]\] is .* and 100 draws count as") as caught:
         found = check_surrogate(surrogate(along, engine.likelihoods), drawn, x=x)["x"]
     assert len(caught) == 1 and found.findings("x") == [found.told] and "not converged" in str(found)
+    drawn = {"theta": np.repeat(engine.get_samples()["theta"][:1], 50, axis=0)}
+    with pytest.warns(UserWarning, match="has not moved: 50 draws are the same"):
+        assert not check_surrogate(surrogate(along, engine.likelihoods), drawn, x=x)["x"].error_of_mean

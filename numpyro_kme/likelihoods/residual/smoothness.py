@@ -32,7 +32,7 @@ JITTER = 1e-6
 SPACING, EXPLAINED = 0.3, 1e-6
 """Inducing points are pivots of a Gaussian kernel of length `SPACING sqrt(D)`, until so little of it is unexplained."""
 
-TOGETHER = 100_000
+TOGETHER = 400_000
 """Numbers in the matrices of regressions that are learnt together."""
 
 FLAT = 20.0
