@@ -72,12 +72,12 @@ def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndar
         rng = np.random.default_rng(np.asarray(key_data[i], np.uint32).ravel())
         found = fn(rng, *(param[i] for param in given))
         x = found.astype(float).filled(np.nan) if np.ma.is_masked(found) else np.asarray(found)
-        checks.require(
-            x.shape == shape and np.can_cast(x.dtype, dtype, "same_kind"),
-            f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and dtype "
-            f"{x.dtype}. Correct the declaration, Simulator(..., shape=..., dtype=...), or the simulator.",
-            WrongOutput,
-        )
+        if x.shape != shape or not np.can_cast(x.dtype, dtype, "same_kind"):  # the sentence takes as long as the call
+            raise checks.explained(
+                f"Simulator `{name(fn)}` declares shape {shape} and dtype {dtype} but returned shape {x.shape} and "
+                f"dtype {x.dtype}. Correct the declaration, Simulator(..., shape=..., dtype=...), or the simulator.",
+                WrongOutput,
+            )
         outputs[i] = _as(dtype, x, fn)
     return outputs
 
@@ -85,13 +85,12 @@ def calls_on_host(fn: Callable, shape: Shape, dtype: np.dtype, key_data: np.ndar
 def _as(dtype: np.dtype, x: np.ndarray, fn: Callable) -> np.ndarray:
     """An output in the type that is declared, or that JAX has; whole numbers must stay what they are."""
     found = x.astype(dtype)
-    changed = x[found != x] if dtype.kind in "iu" else np.zeros(0)
-    checks.require(
-        not len(changed),
-        f"Simulator `{name(fn)}` returned {changed[0] if len(changed) else 0}, which {dtype} cannot hold. Declare "
-        "dtype=float, or a longer type; JAX has 32 bits of it unless numpyro.enable_x64() is called.",
-        WrongOutput,
-    )
+    if dtype.kind in "iu" and np.any(found != x):
+        raise checks.explained(
+            f"Simulator `{name(fn)}` returned {x[found != x][0]}, which {dtype} cannot hold. Declare dtype=float, or a "
+            "longer type; JAX has 32 bits of it unless numpyro.enable_x64() is called.",
+            WrongOutput,
+        )
     return found
 
 

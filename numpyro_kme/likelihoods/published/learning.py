@@ -217,6 +217,7 @@ class Space(NamedTuple):
         return ", ".join(hits) or "none"
 
 
+@host.one_blas_thread  # two take twice the processor time, and on a busy machine 2 to 100 times one's (m = 2000 to 350)
 def learn(
     objective: LearningObjective,
     training: TrainingSet,
@@ -266,12 +267,9 @@ def learn(
 
     grid = np.array(list(product(np.log([0.3, 1.0]), np.log([0.25, 0.7, 2.0]), [0.0])))[:, : space.common.shape[1]]
     each, none = np.eye(len(space.start)), np.zeros((1, len(space.start)))
-    # threads of OpenBLAS wait for each other longer than they save: at 350 simulations that doubles the processor time
-    # on a quiet machine, and takes nine times as much on a busy one
-    with host.one_blas_thread:
-        at = search(small, space.start, space.common, grid, learner.max_steps)
-        if learner.tied is None and len(space.start) > space.common.shape[1]:
-            at = search(small, at, each, none, learner.max_steps)
+    at = search(small, space.start, space.common, grid, learner.max_steps)
+    if learner.tied is None and len(space.start) > space.common.shape[1]:
+        at = search(small, at, each, none, learner.max_steps)
     if len(small.z) < len(training.z):
         at = search(training, at, each, none, max(learner.max_steps // 4, 1))
     score, (*values, lam) = objective.value_and_gradient(unravel(np.exp(at), template), training)[0], np.exp(at)

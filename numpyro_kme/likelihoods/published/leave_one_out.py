@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from numpyro_kme._core import Array, checks, frozen, numpy_function
+from numpyro_kme._core import Array, checks, frozen, host, numpy_function
 from numpyro_kme.kernels.base import Kernel, register
 from numpyro_kme.kernels.stationary import Gaussian
 from numpyro_kme.likelihoods.base import log_positive_part, positive_part
@@ -148,6 +148,7 @@ class Summary:
     log_nearest_quantile: Any
 
 
+@host.one_blas_thread
 def summarise(hyper: Hyperparameters, z: Array, data: Any) -> Summary:
     """The summary of a fit; one factorisation of about as many simulations, at most, as `Learner` learns from."""
     training = TrainingSet(np.asarray(z), data).random_subset(Learner.most)
