@@ -160,7 +160,7 @@ def test_every_simulator_has_a_page():
 def lines_of_summaries():
     """Names of the lines of `KELFI.print_summary`, from the functions that write them."""
     rooms = [*(ROOT / "numpyro_kme" / "likelihoods").rglob("*.py"), *(ROOT / "numpyro_kme" / "engines").glob("*.py")]
-    written = ("describe", "reported", "missing_entries", "draw_in_model", "as_drawn")
+    written = ("describe", "describe_observation", "reported", "missing_entries", "draw_in_model", "as_drawn")
     functions = [f for path in rooms for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef)]
     for node in [node for f in functions if f.name in written for node in ast.walk(f)]:
         keys = node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []

@@ -102,12 +102,13 @@ def is_explained(error: Exception) -> bool:
     return EXPLANATION in getattr(error, "__notes__", ())
 
 
-_told: ContextVar[set[str] | None] = ContextVar("told", default=None)
+_told: ContextVar[dict[str, str] | None] = ContextVar("told", default=None)
 
 
-def each_once() -> AbstractContextManager[Any]:
-    """A block in which `warn` says each sentence once, or one `about` the same, as rounds would say it again."""
-    return setting(_told, set() if _told.get() is None else _told.get())
+def each_once() -> AbstractContextManager[dict[str, str]]:
+    """A block in which `warn` says each sentence once, or one `about` the same, as rounds would say it again; those
+    that were said, by what they are about."""
+    return setting(_told, known if (known := _told.get()) is not None else {})
 
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
@@ -137,7 +138,7 @@ def warn(sentence: str, about: str = "") -> None:
     if told is not None:
         if (about or sentence) in told:
             return
-        told.add(about or sentence)
+        told[about or sentence] = sentence
     frame, level, outermost = sys._getframe(1), 2, 2
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "numpyro_kme":

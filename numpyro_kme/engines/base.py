@@ -5,7 +5,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from importlib.resources import files
 from math import prod
 from os import PathLike
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import Card, checks, child, door, host, is_default, progress, short, shown, split
-from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.engines.posterior import Check, Posterior
 from numpyro_kme.engines.posteriors import Outcome, Posteriors, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew
 from numpyro_kme.kernels.base import Kernel
@@ -109,8 +109,9 @@ class Engine(abc.ABC, Generic[P]):
             **kwargs: Keyword arguments of the model.
         """
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-        with outputs.unchanged(), checks.each_once():
-            self._found = self._settings()._infer(rng_key, args, kwargs)
+        with outputs.unchanged(), checks.each_once() as told:
+            method, posterior = self._settings()._infer(rng_key, args, kwargs)
+        self._found = method, replace(posterior, warned=tuple(told.values()))
 
     @door
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> P:
@@ -125,7 +126,9 @@ class Engine(abc.ABC, Generic[P]):
             ValueError: If the arguments change the prior or a simulator.
         """
         checks.concrete(**{"rng_key": rng_key, "args": args, **kwargs})
-        return self._settings()._condition(rng_key, args, kwargs, self.method)
+        with checks.each_once() as told:
+            posterior = self._settings()._condition(rng_key, args, kwargs, self.method)
+        return replace(posterior, warned=tuple(told.values()))
 
     @door
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
@@ -183,9 +186,14 @@ class Engine(abc.ABC, Generic[P]):
         """`Posterior.get_extra_fields` of the last run."""
         return self.posterior.get_extra_fields(group_by_chain)
 
-    def print_summary(self, prob: float = 0.9) -> None:
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """`Posterior.checks` of the last run."""
+        return self.posterior.checks
+
+    def print_summary(self, prob: float = 0.9, verbose: bool = False) -> None:
         """`Posterior.print_summary` of the last run."""
-        self.posterior.print_summary(prob)
+        self.posterior.print_summary(prob, verbose)
 
     @door
     def to_inference_data(

@@ -14,7 +14,7 @@ from numpyro_kme._core import checks, numbers, numpy_function, saveable, shown
 from numpyro_kme.embeddings.means import herd
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.engines import learnt_model
-from numpyro_kme.engines.posterior import Posterior, missing_entries, problem_of, sites_at
+from numpyro_kme.engines.posterior import Check, Posterior, missing_entries, problem_of, sites_at
 from numpyro_kme.likelihoods.adjusted import AdjustedSurrogate
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -47,6 +47,18 @@ class LearntPosterior(Posterior):
     learn_prior: bool
     drawn: learnt_model.PosteriorDraws
     extrapolated: Mapping[str, np.ndarray]
+
+    brief = (
+        *("fit", "shifted", "missing", "censored", "simulations that failed", "discrete latents", "prior mean"),
+        *("prior sd", "effective sample size", "log marginal likelihood"),
+    )
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Those of `Posterior.checks`, and the largest proportion of draws beyond the simulations of each site."""
+        outside = ((site, float(np.max(found))) for site, found in self.extrapolated.items())
+        beyond = (Check(f"draws beyond the simulations of {site}", found, NEGLIGIBLE) for site, found in outside)
+        return (*super().checks, *beyond)
 
     @cached_property
     def in_coordinates(self) -> KernelMeansPosterior:
@@ -288,8 +300,7 @@ def describe(posterior: LearntPosterior) -> dict[str, Any]:
         found |= missing_entries(problem.simulators[site])
         if problem.simulators[site].single:
             observed = fitted.surrogate.point(problem.observations[site])
-            place = fitted.surrogate.describe_observation(observed, drawn.coordinates[site])
-            found |= {"observation": place} if place else {}
+            found |= fitted.surrogate.describe_observation(observed, drawn.coordinates[site])
         outside = float(np.max(posterior.extrapolated[site]))
         far = f"{outside:.2%} of the draws lie beyond the simulated parameters: no simulation supports these"
         found["parameters"] = far if outside else "all draws within the simulated parameters"

@@ -4,19 +4,37 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-from numpyro.diagnostics import summary
 
 from numpyro_kme._core import Recomputed, Saved, arviz, checks, numbers, saveable
 from numpyro_kme._core.display import Card, extremes, mean_and_sd, names_and_shapes, shown
 from numpyro_kme.models.problem import Problem, SimulatorSite
-from numpyro_kme.samplers.importance import StandardErrors
+from numpyro_kme.samplers.importance import OF_MEAN, OF_SD, StandardErrors
 from numpyro_kme.simulations import Simulations
 from numpyro_kme.simulations.simulations import of_rows
 
 Samples = Mapping[str, np.ndarray]
+
+
+class Check(NamedTuple):
+    """A number that should not exceed its limit.
+
+    Attributes:
+        name: What it is of.
+        value: The number.
+        limit: Its largest value that is not warned of.
+    """
+
+    name: str
+    value: float
+    limit: float
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether it is within the limit."""
+        return self.value <= self.limit
 
 
 @shown
@@ -35,6 +53,7 @@ class Posterior(Recomputed, Saved):
         simulations: The simulations that were used, where they are kept.
         errors: Standard errors of its expectations: what other simulations or a further run would change. None where
             the method has none.
+        warned: What the engine warned of.
     """
 
     engine: str
@@ -45,6 +64,10 @@ class Posterior(Recomputed, Saved):
     problem: Problem | None = None
     simulations: Simulations | None = None
     errors: StandardErrors | None = None
+    warned: tuple[str, ...] = ()
+
+    brief: ClassVar[tuple[str, ...]] = ("",)
+    """First words of the lines of `info` that a summary has which is not verbose."""
 
     def _card(self) -> Card:
         hint = "print_summary(), plots.marginals(posterior), diagnostics.predictive_check(key, posterior), save(path)"
@@ -145,33 +168,58 @@ class Posterior(Recomputed, Saved):
         """Without the model."""
         return replace(self, problem=None)
 
-    def print_summary(self, prob: float = 0.9) -> None:
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Numbers that an engine warns of beyond their limits: the largest standard error of a mean, in posterior
+        standard deviations, and of a standard deviation, relative to it, over all latents."""
+        table = np.stack(list(numbers({name: self.samples[name] for name in self.latents}).values()), axis=1)
+        if self.errors is None:
+            return ()
+        names, limits = ("error of a mean, sd", "error of a standard deviation"), (OF_MEAN, OF_SD)
+        found = self.errors.relative(table.astype(np.float64)).max(axis=1) * limits
+        return tuple(Check(name, float(one), limit) for name, one, limit in zip(names, found, limits, strict=True))
+
+    def print_summary(self, prob: float = 0.9, verbose: bool = False) -> None:
         """Print a table of the posterior, with standard errors of means and standard deviations where they are known,
-        and the narrowest intervals that hold a fraction `prob` of the draws, then what was learnt."""
+        and the quantiles between which a fraction `prob` of the draws lies; then what was warned of.
+
+        Args:
+            prob: Between 0 and 1.
+            verbose: Whether to print what was learnt, too, and how the draws were made.
+        """
         every = numbers(self.samples)
         few = dict(list(every.items())[:SHOWN])
-        table = zip(few, few.values(), summary(by_chain(few), prob).values())
-        rows = {name: self._row(values, row) for name, values, row in table}
+        rows = {name: self._row(values, prob) for name, values in few.items()}
         wide = max(10, *map(len, rows))
-        print("\n" + " " * wide + "".join(f" {title:>8}" for title, _ in next(iter(rows.values()))))
+        size = len(next(iter(self.samples.values())))
+        simulated = "" if self.simulations is None else f" from {len(self.simulations):,} simulations"
+        print(f"\n{self.engine}: {size:,} draws{simulated}\n")
+        print(" " * wide + "".join(f" {title:>8}" for title, _ in next(iter(rows.values()))))
         for name, row in rows.items():
             print(f"{name:>{wide}}" + "".join(f" {value:>8.3g}" for _, value in row))
         if len(every) > len(few):
             print(f"{'':>{wide}} and {len(every) - len(few)} numbers more")
         print()
         lines = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
-        for name, value in self.info.items():
-            lines.initial_indent, lines.subsequent_indent = f"{name:>28}: ", " " * 30
+        info = {k: v for k, v in self.info.items() if verbose or k.rpartition(": ")[2].startswith(self.brief)}
+        shorter = len(info) < len(self.info)
+        more = {"more": "print_summary(verbose=True), and checks for programs"} if shorter else {}
+        told = [("warned of", one) for one in self.warned or ("nothing",)] + [*info.items(), *more.items()]
+        wide = max(len(name) for name, _ in told)
+        for name, value in told:
+            lines.initial_indent, lines.subsequent_indent = f"{name:>{wide}}: ", " " * (wide + 2)
             print(lines.fill(_readable(value, self._labels_of(value))))
 
-    def _row(self, values: np.ndarray, row: Mapping[str, Any]) -> list[tuple[str, float]]:
-        """Titles and numbers of a row of the summary: that of NumPyro, without what is of chains, and each mean and
-        standard deviation with its standard error, where these are known."""
-        mean, sd, *quantiles = ((title, float(n)) for title, n in row.items() if title not in ("n_eff", "r_hat"))
-        if self.errors is None:
-            return [mean, sd, *quantiles]
-        errors = self._of_moments(values) * [1.0, sd[1]]
-        return [mean, ("error", errors[0]), sd, ("error", errors[1]), *quantiles]
+    def _row(self, values: np.ndarray, prob: float) -> list[tuple[str, float]]:
+        """Titles and numbers of a row of the summary; each mean and standard deviation has its standard error where
+        these are known."""
+        ends = 0.5 - 0.5 * prob, 0.5 + 0.5 * prob
+        low, middle, high = np.quantile(values, [ends[0], 0.5, ends[1]])
+        mean, sd = values.mean(), values.std(ddof=1) if len(values) > 1 else 0.0
+        errors = [] if self.errors is None else self._of_moments(values) * [1.0, sd]
+        moments = [("mean", mean), *(("error", one) for one in errors[:1]), ("std", sd)]
+        moments += [("error", one) for one in errors[1:]]
+        return [*moments, ("median", middle), *((f"{end:.1%}", value) for end, value in zip(ends, (low, high)))]
 
     def _labels_of(self, value: Any) -> tuple[str, ...]:
         """Names of the numbers of a vector in `info`, if there are as many statistics."""

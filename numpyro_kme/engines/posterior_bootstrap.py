@@ -13,10 +13,11 @@ from numpyro_kme._core import checks, pieces, shown, split
 from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.bootstrap.look import ROW_NODES, BootstrapProblem, some_points
 from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap, minimised_bootstrap
+from numpyro_kme.bootstrap.rounds import HARMLESS
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel, PointSimulator
 from numpyro_kme.engines.base import Engine, check_rule
-from numpyro_kme.engines.posterior import Posterior
+from numpyro_kme.engines.posterior import Check, Posterior
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE
 from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, Nodes
@@ -45,6 +46,13 @@ class BootstrapPosterior(Posterior):
     replicates: Replicates
     iid: IidModel
     losses: Callable[[np.ndarray], np.ndarray]
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The error of the minimisers, in posterior standard deviations, and the proportion that did not converge."""
+        found = self.replicates
+        error = Check("error of the minimisers, sd", float(found.error), HARMLESS)
+        return error, Check("replicates that did not converge", float(1.0 - np.mean(found.converged)), 0.0)
 
     def _to_save(self) -> Posterior:
         """The draws, as a `Posterior`: the rest needs the model."""

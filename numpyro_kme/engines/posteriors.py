@@ -1,7 +1,7 @@
 """Posteriors of many observations: one value, with one summary and one ArviZ object."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -70,7 +70,7 @@ class Posteriors(Saved):
             f"The engine has a posterior for none of {len(each)} observations. Of the first: {refused.get(0)}",
             checks.EffectiveSampleSizeError,
         )
-        found = tuple(p if isinstance(p, Posterior) else None for p, _ in each)
+        found = tuple(replace(p, warned=told) if isinstance(p, Posterior) else None for p, told in each)
         return cls(found, refused, {i: warned for i, (_, warned) in enumerate(each) if warned})
 
     @property

@@ -128,7 +128,7 @@ class AdjustedSurrogate(Surrogate):
         told = f"each statistic is shifted with prior probability {self.probability:g}"
         return {**self.inner.describe(), "adjusted": told}
 
-    def describe_observation(self, y: Any, z: np.ndarray) -> str:
+    def describe_observation(self, y: Any, z: np.ndarray) -> Mapping[str, str]:
         """Implement `Surrogate.describe_observation`: which statistics are shifted, too."""
         own, shift = self.split(z)
         shares, label = np.mean(shift != 0.0, axis=0), getattr(getattr(self.inner, "transform", None), "label", str)
@@ -139,7 +139,7 @@ class AdjustedSurrogate(Surrogate):
             if shares[i] > PROBABLE
         ]
         none = f"none, most probably {label(int(order[0]))}, with {shares[order[0]]:.2f}"
-        return f"{self.inner.describe_observation(y, own)}; shifted: {', '.join(told) or none}"
+        return {**self.inner.describe_observation(y, own), "shifted": ", ".join(told) or none}
 
 
 @register

@@ -196,10 +196,10 @@ class Surrogate(Recomputed, abc.ABC):
     def describe(self) -> Mapping[str, Any]:
         """Report what was learnt and what to look at, in words and numbers, for a person."""
 
-    def describe_observation(self, y: Any, z: np.ndarray) -> str:
-        """Where an observation lies among the simulations, and beside what the model makes at posterior draws `(n, D)`,
-        in a sentence; empty where the form does not say."""
-        return ""
+    def describe_observation(self, y: Any, z: np.ndarray) -> Mapping[str, str]:
+        """Lines on an observation: where it lies among the simulations, and beside what the model makes at posterior
+        draws `(n, D)`; none where the form does not say."""
+        return {}
 
     @property
     def moves(self) -> bool:

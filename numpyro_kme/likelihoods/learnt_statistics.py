@@ -183,10 +183,10 @@ class StatisticsSurrogate(TransformedSurrogate):
         """Implement `Surrogate.describe`, of the statistics."""
         return {**self.statistics.describe(), **self.inner.describe()}
 
-    def describe_observation(self, y: Any, z: np.ndarray) -> str:
+    def describe_observation(self, y: Any, z: np.ndarray) -> Mapping[str, str]:
         """Implement `Surrogate.describe_observation`, of the statistics."""
         place = self.statistics.describe_observation(np.asarray(y, np.float64))
-        return "; ".join(part for part in (super().describe_observation(y, z), place) if part)
+        return {**super().describe_observation(y, z), **({"raw outputs": place} if place else {})}
 
     def require_density(self) -> None:
         """Raise: it is a density of statistics, which are others for other simulations."""

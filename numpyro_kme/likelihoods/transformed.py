@@ -14,7 +14,7 @@ and the integral is `Surrogate.marginal` of the form.
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from operator import attrgetter
 from typing import Any
@@ -69,7 +69,7 @@ class TransformedSurrogate(Surrogate):
         """The likelihood at several outputs."""
         return self.inner.at_rows(self._of(rows, *rows.shape[:axes]), axes)
 
-    def describe_observation(self, y: Any, z: np.ndarray) -> str:
+    def describe_observation(self, y: Any, z: np.ndarray) -> Mapping[str, str]:
         """Describe `s` of an observation."""
         return self.inner.describe_observation(self._of(y), z)
 

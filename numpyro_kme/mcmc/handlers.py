@@ -130,7 +130,8 @@ class adjustable(Messenger):
             f"Site {name!r} has calls along plates, or outputs of any length. Shifts are of the statistics of one "
             "event: for draws with outliers use PosteriorBootstrap.",
         )
-        scores = numpyro.sample(f"{name}_shift", dist.Normal(0.0, 1.0).expand(shape).to_event(len(shape)))
+        with compat.outside(self):  # `name` has the prefixes of scopes within
+            scores = numpyro.sample(f"{name}_shift", dist.Normal(0.0, 1.0).expand(shape).to_event(len(shape)))
         new = copy.copy(simulator)
         new.fn, new.params = _Unshifted(simulator.fn), (*simulator.params, scores)
         new.call_shapes = (*simulator.call_shapes, shape)

@@ -188,7 +188,7 @@ def test_dictionaries_under_a_plate():
 
 
 def test_summaries_and_groups_have_the_names(kelfi, capsys):
-    kelfi.print_summary()
+    kelfi.print_summary(verbose=True)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= WIDTH
     assert "log sd" in printed and "quantiles[0]" in printed and "statistic 0" not in printed

@@ -67,20 +67,20 @@ def test_shifts_are_told_by_name(engine):
     probable = np.mean(shifts != 0.0, axis=0)
     assert probable[2] > 0.95 and probable[:2].max() < 0.3
     assert np.median(shifts[:, 2]) == pytest.approx(7.7, abs=0.5)
-    said = engine.info["observation"].partition("; shifted: ")[2]
+    said = engine.info["shifted"]
     assert said.startswith("far by 7.") and said.count("probability") == 1
 
 
 def test_the_summary_names_what_does_not_fit():
     """Of plain KELFI too, in standard deviations of what the model makes at the draws; nothing where all fits."""
-    assert "; far is " in fitted(adjust=None).info["observation"]
-    fine = fitted({"one": 0.4, "other": 0.2, "far": 0.1}, adjust=None).info["observation"]
-    assert fine.endswith("all statistics are within 3 sd of what the model makes at the draws")
+    assert fitted(adjust=None).info["fit"].startswith("far is ")
+    fine = fitted({"one": 0.4, "other": 0.2, "far": 0.1}, adjust=None).info["fit"]
+    assert fine == "all statistics lie within 3 sd of simulations at the draws"
 
 
 def test_nothing_is_shifted_where_all_fits():
     engine = fitted({"one": 0.4, "other": 0.2, "far": 0.1})
-    assert "; shifted: none, most probably " in engine.info["observation"]
+    assert engine.info["shifted"].startswith("none, most probably ")
     assert abs(engine.get_samples()["theta"].mean() - 0.23) < 0.15
 
 

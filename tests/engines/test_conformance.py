@@ -446,9 +446,19 @@ def test_pickled_engines_go_on_in_a_new_process(names, fitted, tmp_path):
 
 @every_engine
 def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys):
-    fitted(name).print_summary()
+    engine = fitted(name)
+    engine.print_summary(verbose=True)
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
+    engine.print_summary()
+    brief = capsys.readouterr().out.splitlines()
+    more = next((line for line in brief if "more: print_summary(verbose=True)" in line), None)
+    assert max(map(len, lines)) <= 80 and len(brief) <= len(lines) and {*brief[:4]} <= {*lines}
+    assert (more is not None) == name.startswith("KELFI") == (len(brief) < len(lines))
+    size, simulations = len(engine.get_samples()["theta"]), engine.posterior.simulations
+    made = f" from {len(simulations):,} simulations" if simulations else ""
+    assert brief[1] == f"{engine.posterior.engine}: {size:,} draws{made}"
+    told = [" ".join(f"warned of: {one}".split()) for one in engine.posterior.warned or ["nothing"]]
+    assert all(one in " ".join(" ".join(brief).split()) for one in told)
     (header,) = (line for line in lines if "median" in line)
     titles, errors = ["mean", "error", "std", "error", "median", "5.0%", "95.0%"], fitted(name).posterior.errors
     titles = titles if errors else [title for title in titles if title != "error"]
@@ -456,7 +466,9 @@ def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys
     row = next(line for line in lines if line.split()[:1] == ["theta"]).split()[1:]
     theta = [number for title, number in zip(titles, row) if title != "error"]
     draws = fitted(name).get_samples()["theta"]
-    np.testing.assert_allclose([float(n) for n in theta[:3]], [draws.mean(), draws.std(), np.median(draws)], rtol=0.02)
+    expected = [draws.mean(), draws.std(), *np.quantile(draws, [0.5, 0.05, 0.95])]
+    np.testing.assert_allclose([float(n) for n in theta], expected, rtol=0.02)
+    assert {check.ok for check in engine.checks} <= {True} or engine.posterior.warned
     weighs = name not in ("kernel recursive ABC", "posterior bootstrap")
     assert sum("effective sample size" in line for line in lines) == weighs
     assert not [line for line in lines if re.search(r"\d\.$|-0\.0+\b(?!\d)|\b1 \w+s\b", line)]
@@ -507,7 +519,8 @@ def test_scopes_rename(name):
     """`numpyro.handlers.scope` changes names, and with them the keys of simulators."""
     row = ROWS[name]
     draws = row.fitted(handlers.scope(row.model, prefix="group")).get_samples()
-    assert set(draws) == {"group/theta", "group/double"}
+    shifts = {"group/x_shift"} if "adjusted" in name else set()
+    assert set(draws) == {"group/theta", "group/double"} | shifts
     assert_near_the_posterior(row, draws["group/theta"])
 
 

@@ -74,7 +74,7 @@ def test_posterior_is_near_the_exact_one(kelfi):
 
 
 def test_what_was_learnt_is_named(kelfi, capsys):
-    kelfi.print_summary()
+    kelfi.print_summary(verbose=True)
     printed = capsys.readouterr().out
     assert "learnt, 2: mean of level, mean of slope" in printed
     assert "held-out R^2: level 0." in printed
@@ -170,6 +170,7 @@ def three(rng_key, level):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The posterior mean of level may be off")  # of 300 simulations
 def test_rounds_black_boxes_and_statistics_by_site():
     statistics = {"x": kme.SemiAutomaticStatistics(), "y": kme.SelectedStatistics()}
     engine = kme.KELFI(two_sites, 300, statistics=statistics, num_rounds=2, **SETTINGS)

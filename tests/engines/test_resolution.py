@@ -151,12 +151,16 @@ def groups_of(engine):
 def test_standard_errors_are_in_the_summary_in_arviz_and_of_any_expectation(capsys):
     posterior = alarms(model(lines, 2), np.array([0.5, -1.0]), 300, 0)[0].posterior
     posterior.print_summary()
-    title, first = capsys.readouterr().out.strip().splitlines()[:2]
+    title, first = capsys.readouterr().out.strip().splitlines()[2:4]
     assert title.split()[:4] == ["mean", "error", "std", "error"]
     error, samples = posterior.error_of_mean["theta"], posterior.samples["theta"]
     np.testing.assert_allclose(float(first.split()[2]), error[0], rtol=0.01)
     of_sd = posterior.error_of_sd["theta"][0] * samples[:, 0].std()
     np.testing.assert_allclose(float(first.split()[4]), of_sd, rtol=0.01)
+    of_mean, sd, beyond = posterior.checks
+    np.testing.assert_allclose(of_mean.value, np.max(error / samples.std(axis=0)), rtol=0.01)
+    np.testing.assert_allclose(sd.value, np.max(posterior.error_of_sd["theta"]), rtol=0.01)
+    assert of_mean.ok == (of_mean.value <= 0.5) and beyond.value == float(np.max(posterior.extrapolated["x"]))
     kept = posterior.to_inference_data()["standard_errors"]["theta"]
     np.testing.assert_allclose(kept.sel(moment="mean"), error)
     table = posterior.summary()

@@ -128,8 +128,10 @@ def test_report_of_the_observation(counts_and_rates):
     _, x, surrogate = counts_and_rates
     draws = np.asarray(surrogate.simulated)[:50]
     for y in (x.min(axis=0), x.max(axis=0), [1.2, 3.0, 7.0]):
-        assert surrogate.describe_observation(y, draws).startswith("within the simulated range of all statistics;")
-    assert "outside the simulated range of statistics 1:" in surrogate.describe_observation([1.2, 300.0, 7.0], draws)
+        found = surrogate.describe_observation(y, draws)
+        assert found["observation"].startswith("within the simulated range of all statistics;")
+    far = surrogate.describe_observation([1.2, 300.0, 7.0], draws)
+    assert far["observation"].startswith("outside the simulated range of statistics 1:") and far["fit"]
 
 
 def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):

@@ -231,7 +231,7 @@ class ResidualSurrogate(Surrogate):
         }
         return {name: value for name, value in told.items() if not isinstance(value, str) or value != "none"}
 
-    def describe_observation(self, y: Any, z: np.ndarray) -> str:
+    def describe_observation(self, y: Any, z: np.ndarray) -> Mapping[str, str]:
         """Implement `Surrogate.describe_observation`, of one `(n_raw,)`."""
         if self.transform.lacks(y):
             return self.marginal(~np.isnan(y)).describe_observation(y, z)
@@ -247,15 +247,14 @@ class ResidualSurrogate(Surrogate):
         residuals = self.standardisation(np.broadcast_to(standard, (len(z), len(standard))), z, np)[0]
         apart = np.where(self.unmoved, 0.0, np.median(np.abs(residuals), axis=0))
         misfit = int(np.argmax(apart))
-        fits = f"all statistics are within {MISFIT:g} sd of what the model makes at the draws"
+        fits = f"all statistics lie within {MISFIT:g} sd of simulations at the draws"
         if apart[misfit] > MISFIT:
             others = self._list((apart > MISFIT) & (np.arange(len(apart)) != misfit))
             label = self.transform.label(self.transform.kept[misfit])
-            fits = f"{label} is {apart[misfit]:.2g} sd from what the model makes at the draws; others so far: {others}"
-        return (
-            f"{where}; farthest from the middle in statistic {self.transform.label(self.transform.kept[worst])}, by "
-            f"{np.sinh(abs(place[worst])):.2g} robust standard deviations; {fits}"
-        )
+            fits = f"{label} is {apart[misfit]:.2g} sd from simulations at the draws; others so far: {others}"
+        far = f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
+        label = self.transform.label(self.transform.kept[worst])
+        return {"observation": f"{where}; farthest from the middle in statistic {label}, by {far}", "fit": fits}
 
     def _list(self, chosen: np.ndarray) -> str:
         """Names of the statistics that are marked, `(n,)`, of the first ten where there are more."""
