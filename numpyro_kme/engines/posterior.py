@@ -243,7 +243,8 @@ class Posterior(Recomputed, Saved):
             log_likelihood: Whether to add `pointwise_log_likelihood` as the group `log_likelihood`, for `arviz.loo`: of
                 sites along plates. One that is a single event has no part to leave out, and is not in the group.
             coords: Values of named dimensions; names of statistics are put in.
-            dims: Names of the dimensions of one draw, by variable, those of plates first.
+            dims: Names of the dimensions of one draw, by variable, those of plates first; when left out names of the
+                plates, where the model is known.
         Returns:
             Groups `posterior`, `sample_stats`, `observed_data`, and what the engine adds, such as `prior` and
             `prior_predictive` with the simulations; `standard_errors` of means, and of standard deviations relative to
@@ -262,7 +263,8 @@ class Posterior(Recomputed, Saved):
         if self.errors is not None:
             groups["standard_errors"] = {name: self._of_moments(value) for name, value in self.samples.items()}
             named["moment"], leading["standard_errors"] = ["mean", "sd"], ["moment"]
-        coords = named | dict(coords or {})
+        known: Mapping = {} if self.problem is None else self.problem.dims
+        coords, dims = {**named, **(coords or {})}, {**known, **(dims or {})}
         return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs=attrs, leading=leading)
 
     def summary(self) -> Any:

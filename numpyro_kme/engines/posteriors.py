@@ -124,7 +124,7 @@ class Posteriors(Saved):
 
         Args:
             coords: Values of named dimensions, `observation` among them.
-            dims: Names of the event dimensions, by variable.
+            dims: Names of the event dimensions, by variable; when left out names of the plates.
         Returns:
             Groups `posterior` and `sample_stats` with the dimensions `(chain, draw, observation, *event)`,
             `observed_data` with `(observation, *event)`, and what the engine adds: once where it is the same for all
@@ -145,6 +145,7 @@ class Posteriors(Saved):
             groups[name] = {site: np.moveaxis(value, 0, 2) for site, value in arrays.items()}
             leading[name] = ("chain", "draw", "observation")
         attrs = {"engine": first.engine, "refused": list(self.refused)}
+        dims = ({} if first.problem is None else first.problem.dims) | dict(dims or {})
         return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs=attrs, leading=leading)
 
     def _stacked(self, read: Callable[[Posterior], Mapping[str, Any]], group: str = "") -> dict[str, np.ndarray]:

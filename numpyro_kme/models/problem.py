@@ -97,6 +97,12 @@ class Problem(Recomputed):
         return found
 
     @property
+    def dims(self) -> dict[str, tuple[str, ...]]:
+        """Names of the dimensions of latents and of simulator sites, `{site: names}`, those of plates by theirs."""
+        sites: dict[str, Latent | SimulatorSite] = {**self.latents, **self.simulators}
+        return {name: site.dims for name, site in sites.items()}
+
+    @property
     def factor_observations(self) -> dict[str, np.ndarray]:
         """Values that the factors observe, `{site: (*shape)}`."""
         found = self._observed(*self._run({name: latent.value for name, latent in self.latents.items()}))

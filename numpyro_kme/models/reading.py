@@ -15,7 +15,7 @@ from numpyro.infer.inspect import get_model_relations
 from numpyro_kme._core import checks, compat
 from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import Latent, SimulatorSite
+from numpyro_kme.models.sites import Latent, SimulatorSite, dimensions
 
 Parts = tuple[Mapping[str, Latent], Mapping[str, SimulatorSite], tuple[str, ...], tuple[str, ...]]
 """Parts of a model, as the last fields of `Problem`: latents, simulators, factors and deterministic sites."""
@@ -137,7 +137,8 @@ def _parts_of(trace: Mapping, simulators: Mapping[str, Simulator], parents: Mapp
         else:
             _check_prior(name, site)
             series = (name,) if "_scan_current_index" in site["infer"] else ()  # each step depends on the one before
-            latents[name] = Latent(site["fn"], np.asarray(site["value"]), parents[name] or series)
+            behind = parents[name] or series
+            latents[name] = Latent(site["fn"], np.asarray(site["value"]), behind, dimensions(name, site))
     return latents, simulated, tuple(factors), tuple(deterministics)
 
 

@@ -16,6 +16,17 @@ from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import call_back
 
 
+def dimensions(name: str, site: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the dimensions of a site of a trace: of a plate along it, else `<name>_dim_<i>`, as ArviZ has them."""
+    shape = np.shape(site["value"])
+    found, batch = [f"{name}_dim_{i}" for i in range(len(shape))], len(shape) - site["fn"].event_dim
+    for frame in site["cond_indep_stack"]:
+        own = batch + frame.dim
+        if own >= 0 and shape[own] == frame.size and frame.name not in ("chain", "draw"):
+            found[own] = frame.name
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Latent:
     """A site that is neither observed nor simulated.
@@ -24,11 +35,13 @@ class Latent:
         fn: Its prior; where it has parents, the prior at one draw of them.
         value: One prior draw.
         parents: The latents that `fn` depends on; itself where it is drawn inside `scan`.
+        dims: Names of the dimensions of its value (`dimensions`).
     """
 
     fn: dist.Distribution
     value: np.ndarray
     parents: tuple[str, ...]
+    dims: tuple[str, ...]
 
     @property
     def discrete(self) -> bool:
@@ -45,7 +58,7 @@ class SimulatorSite:
             each call.
         fn: Distribution of the site: the simulator, perhaps masked or with its batch dimensions made event
             dimensions.
-        plates: Sizes of the plates around the site.
+        dims: Names of the dimensions of its value (`dimensions`).
         observed: The observation, or None.
         parents: The latents that the simulator's arguments depend on.
         mask: Which calls count, of the simulator's batch shape: those that `numpyro.handlers.mask` leaves, and of which
@@ -59,7 +72,7 @@ class SimulatorSite:
 
     simulator: Simulator
     fn: dist.Distribution
-    plates: Mapping[str, int]
+    dims: tuple[str, ...]
     observed: np.ndarray | None
     parents: tuple[str, ...]
     mask: np.ndarray
@@ -107,9 +120,9 @@ class SimulatorSite:
             low, high = simulator.bounds
             inside = lost & np.broadcast_to(np.isfinite(low) | np.isfinite(high), value.shape)
         mask = unmasked if simulator.ragged else unmasked & ~(lost & ~inside).all(axis=event)
-        plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+        dims = dimensions(name, site)
         scale, numbers = np.asarray(compat.scale(site)), (int(lost.sum()), int(inside.sum()))
-        return cls(simulator, site["fn"], plates, value if observed else None, parents, mask, unmasked, *numbers, scale)
+        return cls(simulator, site["fn"], dims, value if observed else None, parents, mask, unmasked, *numbers, scale)
 
     @property
     def single(self) -> bool:

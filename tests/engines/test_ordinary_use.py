@@ -397,6 +397,27 @@ def test_names_that_are_taken():
         learnt(named, "chain", x=1.2).to_inference_data()
 
 
+def test_plates_name_dimensions():
+    """Of latents, simulations, the observation and the log likelihood; names of one's own come before them."""
+
+    def schools(x=None):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("school", 3):
+            own = numpyro.sample("own", dist.Normal(mean, 1.0).expand([2]).to_event(1))
+            numpyro.sample("x", kme.Simulator(noisy, own, event_dims=1), obs=x)
+
+    engine = learnt(numpyro.handlers.scope(schools, prefix="here"), x=np.zeros((3, 2)))
+    found = engine.to_inference_data(log_likelihood=True)
+    plate, dims = "here.school", {"here.own": ("chain", "draw", "here.school", "here.own_dim_1")}
+    assert {name: found["posterior"][name].dims for name in dims} == dims
+    assert found["prior_predictive"]["here.x"].dims == ("chain", "draw", plate, "here.x_dim_1")
+    assert found["observed_data"]["here.x"].dims == (plate, "here.x_dim_1")
+    assert found["log_likelihood"]["here.x"].dims == ("chain", "draw", plate)
+    found = engine.to_inference_data(dims={"here/x": ["a", "b"]}, coords={plate: ["N", "S", "W"]})
+    assert found["observed_data"]["here.x"].dims == ("a", "b")
+    assert list(found["posterior"][plate].values) == ["N", "S", "W"]
+
+
 def test_the_bootstrap_says_what_failed():
     engine = kme.PosteriorBootstrap(model, progress_bar=False)
     with pytest.raises(ValueError, match=r"The model `model` failed .* unexpected keyword argument 'y'"):

@@ -48,7 +48,7 @@ def test_the_parts_of_a_model(problem):
     assert list(problem.simulators) == ["x"] and problem.simulators["x"].parents == ("theta", "sd")
     assert problem.factors == ("y", "penalty") and problem.deterministics == ("scale",)
     np.testing.assert_array_equal(problem.observations["x"], [0.5, 1.5])
-    assert problem.simulators["x"].simulator.name == "total" and problem.simulators["x"].plates == {}
+    assert problem.simulators["x"].simulator.name == "total" and problem.simulators["x"].dims == ("x_dim_0",)
 
 
 def test_draws_follow_the_prior(draws):
@@ -129,8 +129,8 @@ def groups_model(x=None):
 def test_a_simulator_with_groups():
     problem = Problem.read(groups_model, jnp.zeros((3, 4, 2)))
     site = problem.simulators["x"]
-    assert site.plates == {"r": 3, "g": 4} and site.simulator.groups == (4,)
-    assert site.fn.shape() == (3, 4, 2)
+    assert site.dims == ("r", "g", "x_dim_2") and site.simulator.groups == (4,)
+    assert site.fn.shape() == (3, 4, 2) and problem.dims["theta"] == ("g",)
     draws = problem.draw(random.key(0), 5)
     assert draws.arguments["x"].shape == (5, 4, 3)
     np.testing.assert_allclose(draws.arguments["x"][:, :, 0], draws.latents["theta"], rtol=1e-6)  # XLA may fuse
