@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 OBSERVED = 1.2
-DARK, SIMULATED, LEARNT = "#222222", "#0b6e4f", "#b5493a"
+DARK, SIMULATED, LEARNT = "#222222", "#0072b2", "#d55e00"
 
 
 def simulator(rng_key, theta):
@@ -43,7 +43,7 @@ def picture():
 
     figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained", sharex=True)
     axes[0].plot(simulations.latents["theta"], simulations.x["x"][:, 0], ".", color=SIMULATED, markersize=3)
-    axes[1].pcolormesh(theta, x, density, cmap="Greens", rasterized=True)
+    axes[1].pcolormesh(theta, x, density, cmap="Blues", rasterized=True)
     for axis in axes[:2]:
         axis.axhline(OBSERVED, color=DARK, linewidth=1)
         axis.set(ylim=(-4, 4))

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_kme.simulators.blowfly import OBSERVED, PARAMETERS, PRIOR_MEAN, PRIOR_SD, STATISTICS
 
-GREEN, GREY, RED = "#0b6e4f", "#b8b8b8", "#b5493a"
+BLUE, GREY, ORANGE = "#0072b2", "#b8b8b8", "#d55e00"
 
 
 def draw(prior, log_theta, predicted, simulated, observed=None):
@@ -28,12 +28,12 @@ def _statistics(axis, prior, predicted):
     """Distance from the observation, in units of the prior predictive's half width (5 % to 95 %)."""
     low, high = np.quantile(prior, [0.05, 0.95], axis=0)
     rows = np.arange(len(OBSERVED))[::-1]
-    for values, colour, label, width in ((prior, GREY, "prior", 7), (predicted, GREEN, "posterior", 3.5)):
+    for values, colour, label, width in ((prior, GREY, "prior", 7), (predicted, BLUE, "posterior", 3.5)):
         scaled = (values - OBSERVED) / ((high - low) / 2)
         a, middle, b = np.quantile(scaled, [0.05, 0.5, 0.95], axis=0)
         axis.hlines(rows, a, b, color=colour, linewidth=width, label=label)
         axis.plot(middle, rows, "o", color=colour, markeredgecolor="white", markersize=6)
-    axis.axvline(0, color=RED, linewidth=1, label="observed")
+    axis.axvline(0, color=ORANGE, linewidth=1, label="observed")
     axis.set_yticks(rows, STATISTICS)
     axis.set_xlim(-2.2, 2.2)
     axis.set_xlabel("simulated minus observed, in half widths of the prior predictive")
@@ -43,9 +43,9 @@ def _statistics(axis, prior, predicted):
 
 def _series(axes, simulated, observed):
     title = "simulated populations, thousands"
-    shown = [(counts, GREEN) for counts in simulated]
+    shown = [(counts, BLUE) for counts in simulated]
     if observed is not None:
-        shown, title = [(observed, RED), *shown], f"observed (red) and {title}"
+        shown, title = [(observed, ORANGE), *shown], f"observed (orange) and {title}"
     for axis, (counts, colour) in zip(axes, shown, strict=True):
         axis.plot(2 * np.arange(len(counts)), counts / 1000, color=colour, linewidth=0.9)
         axis.set_ylim(0)
@@ -59,7 +59,7 @@ def _marginals(axes, log_theta):
         axis.fill_between(
             grid, np.exp(-0.5 * ((grid - mean) / sd) ** 2) / sd / np.sqrt(2 * np.pi), color=GREY, alpha=0.5
         )
-        axis.hist(draws, bins=40, density=True, color=GREEN, alpha=0.9)
+        axis.hist(draws, bins=40, density=True, color=BLUE, alpha=0.9)
         axis.set_xlabel(name)
         axis.set_yticks([])
         axis.spines["left"].set_visible(False)

@@ -15,7 +15,7 @@ from numpyro_kme.simulators.g_and_k import LENGTH_SCALE, PARAMETERS, TRUTH, cont
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-GREEN, RED = "#0b6e4f", "#b5493a"
+BLUE, ORANGE = "#0072b2", "#d55e00"
 
 
 def draw(shares, found):
@@ -24,7 +24,7 @@ def draw(shares, found):
     figure, axes = plt.subplots(len(shares), 4, figsize=(10, 2.0 * len(shares)), layout="constrained", sharex="col")
     for row, share in zip(axes, shares):
         for axis, name, truth in zip(row, PARAMETERS, TRUTH):
-            for free, colour in ((False, RED), (True, GREEN)):
+            for free, colour in ((False, ORANGE), (True, BLUE)):
                 label = f"{'learnt' if free else 'fixed'} proportion"
                 axis.hist(found[share, free][name], bins=25, density=True, color=colour, alpha=0.6, label=label)
             axis.axvline(truth, color="black", lw=1)

@@ -46,11 +46,16 @@ def text(value: Any) -> str:
         return _expression(value)
     title, rows, hint = card
     kept = {label: line for label, row in rows.items() if (line := row if isinstance(row, str) else short(row))}
-    wide, body = max(map(len, kept), default=0) + 2, list[str]()
+    wide, end = max(map(len, kept), default=0) + 2, _wrapped(hint, "  next: ", " " * 8)
+    room, body, left = LINES - 1 - len(end), list[str](), list(kept)
     for label, line in kept.items():
-        body += _wrapped(_cut(line, EACH * WIDTH), f"  {label:<{wide}}", " " * (wide + 2))[:EACH]
-    end = _wrapped(hint, "  next: ", " " * 8)
-    return "\n".join([_cut(title, WIDTH), *body[: LINES - 1 - len(end)], *end])
+        lines = _wrapped(_cut(line, EACH * WIDTH), f"  {label:<{wide}}", " " * (wide + 2))[:EACH]
+        if len(body) + len(lines) > room - (len(left) > 1):
+            break
+        body += lines
+        left.remove(label)
+    body += [f"  ... {listed(left, WIDTH - 6)}"] if left else []
+    return "\n".join([_cut(title, WIDTH), *body, *end])
 
 
 def short(value: Any, room: int = WIDTH) -> str:

@@ -17,7 +17,7 @@ from numpyro_kme.bootstrap.rounds import HARMLESS
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel, PointSimulator
 from numpyro_kme.engines.base import Engine, check_rule
-from numpyro_kme.engines.posterior import Check, Posterior
+from numpyro_kme.engines.posterior import Check, Posterior, by_chain
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE
 from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, Nodes
@@ -198,7 +198,7 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
             engine=type(self).__name__,
             samples={name: np.asarray(value, np.float64) for name, value in iid.latents(found.u).items()},
             fields={"loss": found.loss, "converged": found.converged, **further},
-            groups={"observed_data": {iid.site: iid.data}},
+            groups={"prior": by_chain(iid.latents(starts)), "observed_data": {iid.site: iid.data}},
             info=found.describe(open_latents),
             problem=None if iid.simulator is None else iid.problem,
             replicates=found,

@@ -13,7 +13,7 @@ from numpyro_kme.engines.learnt_posterior import LearntPosterior
 Names = Sequence[str] | None
 Learnt = LearntPosterior | Engine
 
-COLOURS = ("#0b6e4f", "#b5493a", "#2a6fbb", "#8a6fae")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 FILL, FAINT, DARK = 0.25, "0.75", "0.25"
 """Opacity of areas, and two greys."""
 WIDTH, HEIGHT = 3.0, 2.4

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks, numbers
+from numpyro_kme._core import checks, listed, numbers
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
@@ -159,6 +159,9 @@ def surrogate(
     else:
         _surface(axis, grids, log_q, draws, simulated, outside, posterior.beyond(latents), places, style)
     axis.set(**dict(zip(("xlabel", "ylabel"), columns)))
+    others = [name for name in numbers(latents) if name not in columns]
+    if others:
+        axis.set_title(f"{listed(others, 40)} at posterior medians", fontsize="small")
     legend([axis], ax)
     return figure
 
@@ -181,12 +184,12 @@ def _curve(axis, grid, log_q, draws, simulated, outside, places, style) -> None:
 
 def _surface(axis, grids, log_q, draws, simulated, outside, far, places, style) -> None:
     """Log likelihood over two parameters, with draws and simulations as points."""
-    how = {"levels": np.arange(-DEPTH, 1.0), "cmap": "Greens"} | style
+    how = {"levels": np.arange(-DEPTH, 1.0), "cmap": "Blues"} | style
     shown = axis.contourf(*grids, np.maximum(log_q, -DEPTH).T, **how)
     axis.figure.colorbar(shown, ax=axis, label="log q, less its maximum")
     (a, b), point = draws, dict(color=COLOURS[1], linestyle="none")
     if len(simulated) == 2:
-        axis.plot(*simulated, ".", color=DARK, markersize=2.5, label="simulations")
+        axis.plot(*simulated, "+", color=DARK, markersize=3.5, markeredgewidth=0.6, label="simulations")
     some = np.linspace(0, len(a) - 1, min(150, len(a))).astype(int)
     axis.plot(a[some], b[some], marker=".", markersize=2.5, label="posterior", **point)
     if outside.any():

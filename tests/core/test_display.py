@@ -132,6 +132,15 @@ def test_cards_say_how_big_and_what_next(used):
     assert "Posterior by KELFI" in repr(used["posterior"])
 
 
+def test_what_a_card_leaves_out_is_named(kelfi):
+    """The rows that 15 lines do not hold."""
+    printed = str(kelfi.likelihoods["x"]).splitlines()
+    known = kelfi.likelihoods["x"]._card().rows
+    (left,) = [line for line in printed if line.startswith("  ... ")]
+    named = [name for name in known if f"  {name}  " in "\n".join(printed)]
+    assert 3 < len(named) < len(known) and left == f"  ... {', '.join(name for name in known if name not in named)}"
+
+
 def test_traced_values_print_too(kelfi):
     seen = []
 

@@ -12,6 +12,7 @@ import pytest
 from numpyro.infer import Predictive
 from scipy.optimize import minimize, minimize_scalar
 
+from numpyro_kme import plots
 from numpyro_kme.bootstrap.emulator import Ellipsoid, Emulator, monomials
 from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.bootstrap.rounds import loss_scale
@@ -113,6 +114,8 @@ def test_results_go_to_arviz_and_predictive(engine, capsys):
     assert {"loss", "converged", "mixing_proportion"} <= set(idata.sample_stats.data_vars)
     predictive = Predictive(model, {name: engine.get_samples()[name].astype(np.float64) for name in ("mean", "scale")})
     assert predictive(jax.random.key(1), X)["x"].shape == (64, 200)
+    panels = plots.marginals(engine, prior=True).axes
+    assert "prior" in {label for axis in panels for label in axis.get_legend_handles_labels()[1]}
     engine.print_summary()
     said = capsys.readouterr().out
     assert "64 of 64 replicates" in said
