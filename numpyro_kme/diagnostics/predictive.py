@@ -43,7 +43,9 @@ class PredictiveCheck:
             "observed": names_and_shapes(self.observed, lead=0),
         }
         for site, tails in self.by_statistic.items():
-            rows[f"smallest tail of {site}"] = ", ".join(f"{p:.2g} ({name})" for name, p in list(tails.items())[:3])
+            smallest = ", ".join(f"{p:.2g} ({name})" for name, p in list(tails.items())[:3])
+            by_chance = f", of {len(tails)}; chance alone makes the smallest about {1.0 / (len(tails) + 1):.2g}"
+            rows[f"smallest tail of {site}"] = smallest + by_chance * (len(tails) > 3)
         hint = "plots.predictive(check) draws the observation among the predictions; `by_statistic` has all tails"
         return Card(f"Predictive check of {', '.join(self.observed)}", rows, hint)
 

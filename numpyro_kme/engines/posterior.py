@@ -134,7 +134,10 @@ class Posterior(Recomputed, Saved):
         return self._of_moments(np.asarray(function(dict(self.samples))))[0]
 
     def _of_moments(self, values: np.ndarray) -> np.ndarray:
-        why = f"The posterior of {self.engine} has no standard errors. Use KELFI with at least 20 simulations."
+        why = (
+            f"The posterior of {self.engine} has no standard errors of what other simulations would change. KELFI has "
+            "them, from 20 simulations. For what another run changes, run it again with another key, and compare."
+        )
         return checks.given(self.errors, why, NotImplementedError).of_moments(np.asarray(values, np.float64))
 
     @classmethod

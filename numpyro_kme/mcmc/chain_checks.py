@@ -55,7 +55,7 @@ class SurrogateCheck:
     told: str = ""
 
     def _card(self) -> Card:
-        errors = {"error of mean, at most": self.error_of_mean, "error of sd, at most": self.error_of_sd}
+        errors = {"error of mean, at most, in its units": self.error_of_mean, "of sd, relative": self.error_of_sd}
         rows = {
             "beyond the simulations": f"{self.beyond:.2%} of the evaluations",
             "negative": f"{self.negative:.2%} of the evaluations" if self.negative else "",

@@ -127,6 +127,20 @@ def test_probabilities_of_counts_too_large_to_be_counted_sum_to_one():
         assert abs(np.exp(at.log_density(np.array(point))).sum() - 1.0) < 0.08
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_count_that_has_one_value_in_a_category(rng, first):
+    """Purchases and the week of the last, 0 without any: the count is 0 exactly where the week is."""
+    z = rng.normal(size=(1500, 1))
+    count = rng.poisson(np.exp(0.5 + 0.5 * z[:, 0]))
+    week = np.where(count > 0, 10.0 * rng.beta(np.maximum(count, 1), 1.0), 0.0)
+    x = np.stack([count, week], axis=1)[:, [first, 1 - first]]
+    at = KernelExponentialFamily().fit(z, x).at_rows(np.array([[0.0, 0.0], [3.0, 0.0]])[:, [first, 1 - first]])
+    found = np.exp(at.log_density(np.array([[-1.0], [0.0], [1.0]])[:, None]))
+    expected = np.exp(-np.exp(0.5 + 0.5 * np.array([-1.0, 0.0, 1.0])))
+    np.testing.assert_allclose(found[:, 0], expected, atol=0.06)  # three standard errors of 200 draws
+    assert np.all(found[:, 1] < 0.01)
+
+
 def test_densities_integrate_to_one():
     """The category is summed over."""
     timed = learnt("choice and time")

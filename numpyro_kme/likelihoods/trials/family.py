@@ -102,15 +102,16 @@ class Values:
 
     @classmethod
     def of_counts(cls, v: np.ndarray, length: float) -> "Values":
-        """Take values `(m,)` on a lattice, with a length scale."""
-        start, step = v.min(), np.diff(np.unique(v)).min()
+        """Take values `(m,)` on a lattice, with a length scale; where there is one, of whole numbers."""
+        start, step = v.min(), np.diff(np.unique(v)).min(initial=np.inf)
+        step = step if np.isfinite(step) else 1.0
         v = np.rint((v - start) / step)
         values, repeats = np.unique(v, return_counts=True)
         edges = np.append(np.arange(NODES), np.geomspace(NODES, max(values[-1], NODES) + 1.0, NODES))
         edges = np.unique(np.rint(edges))
         gaps = np.diff(edges)
         nodes = edges[:-1] + 0.5 * (gaps - 1.0)  # in the middle of several
-        scores = np.arcsinh((nodes - np.median(v)) / robust_standard_deviation(v))
+        scores = np.arcsinh((nodes - np.median(v)) / (robust_standard_deviation(v) or 1.0))
         log_base = -0.5 * (DEGREES + 1.0) * np.log1p(np.square(np.sinh(scores)) / DEGREES)
         often, nodes = start + step * values[repeats > OFTEN * len(v)], start + step * nodes
         return cls._with_basis(often, SAME * step, nodes, scores, log_base, -np.inf, nodes, np.log(gaps), length)
