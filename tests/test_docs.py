@@ -170,12 +170,12 @@ def lines_of_summaries():
 
 
 def test_every_line_of_a_summary_is_explained():
-    page = (ROOT / "docs" / "residual.md").read_text().partition("(what-the-summary-says)=")[2]
+    page = (ROOT / "docs" / "howto" / "summary.md").read_text().partition("(what-the-summary-says)=")[2]
     cells = re.findall(r"^\| ([^|]+) \|", page, flags=re.M)
     explained = {part for cell in cells for part in (cell, *cell.split(", "))}
     lines = set(lines_of_summaries()) - {"lp"}  # a field of draws
     assert {"simulations", "form", "missing", "sampler", "rounds", "log marginal likelihood", "prior sd of"} <= lines
-    assert lines <= explained, f"docs/residual.md does not explain {sorted(lines - explained)}"
+    assert lines <= explained, f"docs/howto/summary.md does not explain {sorted(lines - explained)}"
 
 
 PLAIN = {

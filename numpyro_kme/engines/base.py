@@ -61,7 +61,7 @@ class Engine(abc.ABC, Generic[P]):
         if self._found is None:
             hint = "run(rng_key, x=...) infers the latents of the model, where x is an argument of the model"
             return Card(f"{type(self).__name__}, not run yet", rows, hint)
-        hint = "print_summary(), to_inference_data(), diagnostics.check(rng_key, engine)"
+        hint = "print_summary(), to_inference_data(), diagnostics.predictive_check(rng_key, engine)"
         return Card(f"{type(self).__name__}, with the posterior of its last run", rows | self.posterior._about(), hint)
 
     @property

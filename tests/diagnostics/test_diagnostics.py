@@ -218,7 +218,7 @@ def test_an_engine_for_two_simulators_and_a_count_is_checked():
 
     kelfi = kme.KELFI(model, 150, num_rounds=1, num_samples=100, progress_bar=False)
     kelfi.run(KEY, a=0.3, b=-0.2, n=1)
-    assert "diagnostics.check(rng_key, engine)" in repr(kelfi)
+    assert "diagnostics.predictive_check(rng_key, engine)" in repr(kelfi)
     found = check(KEY, kelfi, 4, progress_bar=False)
     assert set(found.calibration.data) == {"a", "b", "n"} and len(found.calibration.tarp) == 4
     assert found.misspecification["b"].p_value == misspecification_test(kelfi, site="b").p_value
