@@ -25,7 +25,7 @@ def draw(prior, log_theta, predicted, simulated, observed=None):
 
 
 def _statistics(axis, prior, predicted):
-    """Distance from the observation, in units of the prior predictive's half width (5 % to 95 %)."""
+    """Distance from the observation, in units of the prior predictive's half width (5% to 95%)."""
     low, high = np.quantile(prior, [0.05, 0.95], axis=0)
     rows = np.arange(len(OBSERVED))[::-1]
     for values, colour, label, width in ((prior, GREY, "prior", 7), (predicted, BLUE, "posterior", 3.5)):
@@ -37,7 +37,7 @@ def _statistics(axis, prior, predicted):
     axis.set_yticks(rows, STATISTICS)
     axis.set_xlim(-2.2, 2.2)
     axis.set_xlabel("simulated minus observed, in half widths of the prior predictive")
-    axis.set_title("predictive statistics, middle 90 %", fontsize=9)
+    axis.set_title("predictive statistics, middle 90%", fontsize=9)
     axis.legend(loc="upper right", frameon=False, fontsize=8)
 
 

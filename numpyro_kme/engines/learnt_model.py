@@ -29,7 +29,7 @@ PARTICLES = 4000
 """Draws from the prior; of the posterior there are `MOVES` times fewer, and no fewer than are wanted."""
 STARTS = 2
 """Draws from the adapted density for each chain: it is close to the posterior, and with four of them the effective size
-is larger by 6 % for a quarter more evaluations."""
+is larger by 6% for a quarter more evaluations."""
 MOST_VALUES = 100
 """Joint values of discrete latents that are summed over."""
 

@@ -28,7 +28,7 @@ PRIOR_DRAWS, TIMES = 2048, 16
 """Prior draws that are looked at, and their number for each of those that anchor a replicate."""
 
 REACH = 2.26
-"""Bounded parameters, unconstrained, stay as near to their prior's median as this many times its 5 and 95 % quantiles
+"""Bounded parameters, unconstrained, stay as near to their prior's median as this many times its 5 and 95% quantiles
 (one in 10,000 of a normal prior lies beyond), or they would run to infinity."""
 
 

@@ -203,7 +203,7 @@ class DistributionRegressionABC(WeightingEngine, KernelEngine):
         epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50,
             m / 50)`.
         tolerance: Of the low-rank factor of `K`; when left out 0.1, 0.01, and so on until the squared leave-one-out
-            error falls by less than 1 %.
+            error falls by less than 1%.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
             simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).

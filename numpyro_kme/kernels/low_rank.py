@@ -142,7 +142,7 @@ class DistributionRegression:
             targets: `t`, `(m, p)`.
             regularisation: `lam`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
             tolerance: Of the low-rank factor of `K`; when left out 0.1, 0.01, and so on until the squared held-out
-                error falls by less than 1 %.
+                error falls by less than 1%.
         Raises:
             ValueError: If `x` and `targets` are not as many, or not finite.
             numpy.linalg.LinAlgError: If `regularisation` is below rounding.

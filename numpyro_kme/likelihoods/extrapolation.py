@@ -24,7 +24,7 @@ from numpyro_kme.likelihoods.statistics import StatisticsTransform
 
 NEGLIGIBLE = 0.05
 """Share of draws beyond the simulated parameters that is not worth a warning: of 180 posteriors in 5 to 20 dimensions
-12 had 1 to 5 % there, whose largest errors of a mean were .2 to .8 standard deviations, where those of others were .15
+12 had 1 to 5% there, whose largest errors of a mean were .2 to .8 standard deviations, where those of others were .15
 to .4; standard errors are to tell these."""
 
 
@@ -84,7 +84,7 @@ def warn_if_out_of_distribution(
         data: Standardised statistics of the simulations, or their extremes, `(..., n)`.
         y: The observation.
         log_nearest: Log data kernel at the simulation nearest to the observation, relative to the observation itself.
-        usual: That of 99 % of the simulations is larger, at the nearest other one.
+        usual: That of 99% of the simulations is larger, at the nearest other one.
     """
     advice = "Check the simulator, the prior and units: more simulations help only if the model can make such data."
     if transform is not None:
@@ -104,7 +104,7 @@ def warn_if_out_of_distribution(
     if float(log_nearest) < 2.0 * min(float(usual), 0.0) - 4.5:
         checks.warn(
             f"The observation lies far outside all simulations: log data kernel {float(log_nearest):.3g} at the "
-            f"nearest one, where 99 % of the simulations have a neighbour above {float(usual):.3g}. {advice}"
+            f"nearest one, where 99% of the simulations have a neighbour above {float(usual):.3g}. {advice}"
         )
 
 

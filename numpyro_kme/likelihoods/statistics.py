@@ -187,7 +187,7 @@ def is_lattice(values: np.ndarray) -> bool:
 def jitter_width(column: np.ndarray) -> np.ndarray:
     """Width over which each of the values `(m,)` is jittered: the lattice's step, a little for other atoms, or 0.
 
-    A value that more than 2 % of the simulations have in common, off a lattice, is an atom of a distribution that is
+    A value that more than 2% of the simulations have in common, off a lattice, is an atom of a distribution that is
     continuous elsewhere. It has no density; it gets the width of a twentieth of the middle half of the other values.
     """
     values, which, counts = np.unique(column, return_inverse=True, return_counts=True)

@@ -126,7 +126,7 @@ def check_surrogate(
         ValueError: If no observed site has a learnt likelihood.
     Warns:
         UserWarning: If the chain has not moved, or not converged, with a split R-hat above 1.05, and fewer than a tenth
-            of its draws count; more evaluations at a site are beyond the simulations than 5 %, more than 5 % negative,
+            of its draws count; more evaluations at a site are beyond the simulations than 5%, more than 5% negative,
             or a standard error of a mean is above half a posterior standard deviation, of a standard deviation above a
             third of it.
     """

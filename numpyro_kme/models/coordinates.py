@@ -153,7 +153,7 @@ class Coordinates:
 
     @classmethod
     def standardise(cls, table: ArrayLike) -> "Coordinates":
-        """Affine coordinates of a table of arguments `(m, p)`: median 0, 68 % of the rows between -1 and 1."""
+        """Affine coordinates of a table of arguments `(m, p)`: median 0, 68% of the rows between -1 and 1."""
         checks.concrete(table=table)
         checks.table("table", table, min_rows=2)
         table = np.asarray(table, np.float64)

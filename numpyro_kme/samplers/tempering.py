@@ -111,7 +111,7 @@ class Tempered(NamedTuple):
             posterior, `F = M^2 / sum_i f_i^2` the effective number of first particles that the chains descend from, of
             which number `i` has `f_i` descendants, and `E = 1 / sum_i w_i^2` that of the `N` weights that led to the
             posterior. Both states are clipped at the 1st and 99th percentiles of those before, so that it holds for
-            means of the bulk: a mode of less than 1 % of the mass may be stuck, and its probability wrong, without
+            means of the bulk: a mode of less than 1% of the mass may be stuck, and its probability wrong, without
             notice.
     """
 

@@ -115,7 +115,7 @@ def test_standard_errors_are_what_halves_and_rounds_move_by():
 
 @pytest.mark.slow
 def test_standard_errors_are_calibrated():
-    """Of normal posteriors that are known, over 60 data sets: within twice the error in 88 to 99 %."""
+    """Of normal posteriors that are known, over 60 data sets: within twice the error in 88 to 99%."""
     inside, ratio = [], []
     for seed in range(20):
         for dim, size in ((1, 100), (2, 300), (5, 300)):

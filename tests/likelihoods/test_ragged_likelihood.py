@@ -22,7 +22,7 @@ def simulated(rng, m, lengths_of):
 
 
 def posterior(surrogate, y):
-    """Mean, and half the width of the middle 68 %, of the posterior under a standard normal prior, on a grid."""
+    """Mean, and half the width of the middle 68%, of the posterior under a standard normal prior, on a grid."""
     density = surrogate.at(y).log_density(GRID) - 0.5 * GRID[:, 0] ** 2
     cumulated = np.cumsum(np.exp(density - density.max()))
     low, middle, high = GRID[np.searchsorted(cumulated / cumulated[-1], [0.1587, 0.5, 0.8413]), 0]

@@ -33,7 +33,7 @@ FEWEST = 20
 
 NEAR, CROWDED = 0.1, 0.067
 """At a bound the fraction `CROWDED` of exponential gaps is below `NEAR` of their median, which chance may lower by 1.5
-standard errors; at the end of a normal tail 1 % are, where scales vary up to 5 %, and as large a fraction more as the
+standard errors; at the end of a normal tail 1% are, where scales vary up to 5%, and as large a fraction more as the
 line has coefficients."""
 
 WORTH = 0.1
