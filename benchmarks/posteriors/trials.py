@@ -5,7 +5,8 @@
 Each key has a data set of its own, drawn from the prior. Errors of means are in exact posterior standard deviations;
 "drift diffusion" uses 100,000 trials in all, and "negative binomial or zero-inflated" compares the evidence of two
 models with 1,000 data sets of each. "Eight people" have a likelihood of 100,000 trials, a quarter of prior draws and
-the others of where a chain of NUTS went before, three times. The last table is of a learnt drift diffusion. Takes an hour.
+the others of where a chain of NUTS went before, three times. The last table is of a learnt drift diffusion. Takes an
+hour.
 """
 
 import time
