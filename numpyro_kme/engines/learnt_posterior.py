@@ -55,7 +55,7 @@ class LearntPosterior(Posterior):
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """Those of `Posterior.checks`, and the largest proportion of draws beyond the simulations of each site."""
+        """Numbers of `Posterior.checks`, and the largest proportion of draws beyond the simulations of each site."""
         outside = ((site, float(np.max(found))) for site, found in self.extrapolated.items())
         beyond = (Check(f"draws beyond the simulations of {site}", found, NEGLIGIBLE) for site, found in outside)
         return (*super().checks, *beyond)
