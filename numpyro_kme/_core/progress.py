@@ -101,7 +101,7 @@ def _show(description: str, done: Event, parts: list) -> None:
 
 
 def _state(number: int, total: int, begun: float) -> tuple[str, float]:
-    """How much is done of what, in words, and the seconds that are left at the present rate."""
+    """Progress in words, and the seconds that are left at the present rate."""
     if number == 0:
         return "", 0.0
     left = (time.monotonic() - begun) * (total - number) / number
