@@ -175,9 +175,9 @@ class Posterior(Recomputed, Saved):
     def checks(self) -> tuple[Check, ...]:
         """Numbers that an engine warns of beyond their limits: the largest standard error of a mean, in posterior
         standard deviations, and of a standard deviation, relative to it, over all latents."""
-        table = np.stack(list(numbers({name: self.samples[name] for name in self.latents}).values()), axis=1)
         if self.errors is None:
             return ()
+        table = np.stack(list(numbers({name: self.samples[name] for name in self.latents}).values()), axis=1)
         names, limits = ("error of a mean, sd", "error of a standard deviation"), (OF_MEAN, OF_SD)
         found = self.errors.relative(table.astype(np.float64)).max(axis=1) * limits
         return tuple(Check(name, float(one), limit) for name, one, limit in zip(names, found, limits, strict=True))
@@ -190,6 +190,7 @@ class Posterior(Recomputed, Saved):
             prob: Between 0 and 1.
             verbose: Whether to print what was learnt, too, and how the draws were made.
         """
+        checks.require(0.0 < prob < 1.0, f"`prob` must lie between 0 and 1; got {prob}.")
         every = numbers(self.samples)
         few = dict(list(every.items())[:SHOWN])
         rows = {name: self._row(values, prob) for name, values in few.items()}

@@ -59,6 +59,8 @@ def test_summary_shows_sites_and_what_was_learnt(engine, capsys):
     row = next(line for line in lines if line.split()[:1] == ["b[1]"]).split()[1:]
     expected = [draws.mean(), draws.std(ddof=1), *np.quantile(draws, [0.5, 0.25, 0.75])]
     np.testing.assert_allclose([float(number) for number in row], expected, rtol=5e-3)
+    with pytest.raises(ValueError, match="`prob` must lie between 0 and 1; got 90"):
+        engine.print_summary(90)
 
 
 def test_an_engine_that_keeps_nothing_is_run_again_by_condition(engine):
