@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from numpyro_kme._core import Card, checks, child, door, host, is_default, progress, short, shown, split
-from numpyro_kme.engines.posterior import Check, Posterior
+from numpyro_kme.engines.posterior import Limited, Posterior
 from numpyro_kme.engines.posteriors import Outcome, Posteriors, rows_of
 from numpyro_kme.engines.reference_table import check_model, observed_anew
 from numpyro_kme.kernels.base import Kernel
@@ -187,7 +187,7 @@ class Engine(abc.ABC, Generic[P]):
         return self.posterior.get_extra_fields(group_by_chain)
 
     @property
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[Limited, ...]:
         """`Posterior.checks` of the last run."""
         return self.posterior.checks
 

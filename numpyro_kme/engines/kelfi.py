@@ -218,10 +218,12 @@ class KELFI(SimulationEngine[LearntPosterior]):
         fit_key, simulate_key, sample_key = split(rng_key, 3)
         latents = {name: in_jax_types(latents[name]) for name in problem.latents if name in latents}
         problem.require_inside_support("latents", latents)
-        further = self.plan.simulate_at(simulate_key, problem, latents)
-        learnt, drawn = settings._relearnt(fit_key, sample_key, self.method, problem, further)
-        learnt = learnt.with_halves(fit_key) if self.standard_errors else learnt
-        self._found = learnt, learnt.reported(problem, drawn)
+        with checks.each_once() as told:
+            further = self.plan.simulate_at(simulate_key, problem, latents)
+            learnt, drawn = settings._relearnt(fit_key, sample_key, self.method, problem, further)
+            learnt = learnt.with_halves(fit_key) if self.standard_errors else learnt
+            found = learnt.reported(problem, drawn)
+        self._found = learnt, replace(found, warned=tuple(told.values()))
 
     def _infer(self, rng_key, args, kwargs):
         simulate_key, fit_key, sample_key, rounds_key = split(rng_key, 4)

@@ -14,7 +14,7 @@ from numpyro_kme._core import checks, numbers, numpy_function, saveable, shown
 from numpyro_kme.embeddings.means import herd
 from numpyro_kme.embeddings.measures import standard_normal
 from numpyro_kme.engines import learnt_model
-from numpyro_kme.engines.posterior import Check, Posterior, missing_entries, problem_of, sites_at
+from numpyro_kme.engines.posterior import Limited, Posterior, missing_entries, problem_of, sites_at
 from numpyro_kme.likelihoods.adjusted import AdjustedSurrogate
 from numpyro_kme.likelihoods.descent import ravel
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
@@ -54,10 +54,10 @@ class LearntPosterior(Posterior):
     )
 
     @property
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[Limited, ...]:
         """Numbers of `Posterior.checks`, and the largest proportion of draws beyond the simulations of each site."""
         outside = ((site, float(np.max(found))) for site, found in self.extrapolated.items())
-        beyond = (Check(f"draws beyond the simulations of {site}", found, NEGLIGIBLE) for site, found in outside)
+        beyond = (Limited(f"draws beyond the simulations of {site}", found, NEGLIGIBLE) for site, found in outside)
         return (*super().checks, *beyond)
 
     @cached_property

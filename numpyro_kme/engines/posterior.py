@@ -18,7 +18,7 @@ from numpyro_kme.simulations.simulations import of_rows
 Samples = Mapping[str, np.ndarray]
 
 
-class Check(NamedTuple):
+class Limited(NamedTuple):
     """A number that should not exceed its limit.
 
     Attributes:
@@ -172,7 +172,7 @@ class Posterior(Recomputed, Saved):
         return replace(self, problem=None)
 
     @property
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[Limited, ...]:
         """Numbers that an engine warns of beyond their limits: the largest standard error of a mean, in posterior
         standard deviations, and of a standard deviation, relative to it, over all latents."""
         if self.errors is None:
@@ -180,7 +180,7 @@ class Posterior(Recomputed, Saved):
         table = np.stack(list(numbers({name: self.samples[name] for name in self.latents}).values()), axis=1)
         names, limits = ("error of a mean, sd", "error of a standard deviation"), (OF_MEAN, OF_SD)
         found = self.errors.relative(table.astype(np.float64)).max(axis=1) * limits
-        return tuple(Check(name, float(one), limit) for name, one, limit in zip(names, found, limits, strict=True))
+        return tuple(Limited(name, float(one), limit) for name, one, limit in zip(names, found, limits, strict=True))
 
     def print_summary(self, prob: float = 0.9, verbose: bool = False) -> None:
         """Print a table of the posterior, with standard errors of means and standard deviations where they are known,
@@ -217,7 +217,7 @@ class Posterior(Recomputed, Saved):
     def _row(self, values: np.ndarray, prob: float) -> list[tuple[str, float]]:
         """Titles and numbers of a row of the summary; each mean and standard deviation has its standard error where
         these are known."""
-        ends = 0.5 - 0.5 * prob, 0.5 + 0.5 * prob
+        values, ends = np.asarray(values, np.float64), (0.5 - 0.5 * prob, 0.5 + 0.5 * prob)
         low, middle, high = np.quantile(values, [ends[0], 0.5, ends[1]])
         mean, sd = values.mean(), values.std(ddof=1) if len(values) > 1 else 0.0
         errors = [] if self.errors is None else self._of_moments(values) * [1.0, sd]
@@ -283,7 +283,7 @@ class Posterior(Recomputed, Saved):
     def _super_samples(self, samples: Samples) -> "Posterior":
         """This posterior with samples chosen by herding."""
         how = "super-samples by kernel herding: in order, each given those before it, and not independent"
-        kept: Any = {"problem": self.problem, "simulations": self.simulations}
+        kept: Any = {"problem": self.problem, "simulations": self.simulations, "warned": self.warned}
         groups = {"observed_data": self.groups["observed_data"]}
         return Posterior(engine=self.engine, samples=samples, groups=groups, info={"draws": how}, **kept)
 

@@ -17,7 +17,7 @@ from numpyro_kme.bootstrap.rounds import HARMLESS
 from numpyro_kme.bootstrap.weights import DirichletProcess
 from numpyro_kme.engines._iid import IidModel, PointSimulator
 from numpyro_kme.engines.base import Engine, check_rule
-from numpyro_kme.engines.posterior import Check, Posterior, by_chain
+from numpyro_kme.engines.posterior import Limited, Posterior, by_chain
 from numpyro_kme.kernels.length_scales import LengthScaleRule
 from numpyro_kme.likelihoods.extrapolation import NEGLIGIBLE
 from numpyro_kme.losses.base import Loss, NegativeLogLikelihood, Nodes
@@ -48,11 +48,11 @@ class BootstrapPosterior(Posterior):
     losses: Callable[[np.ndarray], np.ndarray]
 
     @property
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[Limited, ...]:
         """The error of the minimisers, in posterior standard deviations, and the proportion that did not converge."""
         found = self.replicates
-        error = Check("error of the minimisers, sd", float(found.error), HARMLESS)
-        return error, Check("replicates that did not converge", float(1.0 - np.mean(found.converged)), 0.0)
+        error = Limited("error of the minimisers, sd", float(found.error), HARMLESS)
+        return error, Limited("replicates that did not converge", float(1.0 - np.mean(found.converged)), 0.0)
 
     def _to_save(self) -> Posterior:
         """The draws, as a `Posterior`: the rest needs the model."""

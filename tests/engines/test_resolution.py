@@ -14,6 +14,7 @@ from scipy import stats
 
 import numpyro_kme as kme
 from numpyro_kme.engines.learnt_posterior import emit_warnings, is_sure
+from numpyro_kme.likelihoods import KernelMeans
 
 SAID = "may be off by"
 
@@ -141,6 +142,31 @@ def test_what_is_learnt_well_asks_for_nothing_and_what_is_not_asks_for_more():
         assert bare.posterior.errors is None and "standard_errors" not in groups_of(bare)
         with pytest.raises(NotImplementedError, match="has no standard errors"):
             bare.posterior.error_of_expectation(lambda sites: sites["theta"])
+
+
+def test_what_was_warned_of_stays_with_the_posterior(capsys):
+    """Of `run`, `condition` and `refine`, and of super-samples; a true or false number is summarised, too."""
+
+    def far(x=None):
+        theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+        numpyro.deterministic("positive", theta > 0.0)
+        numpyro.sample("x", kme.Simulator(lambda key, t: t + jax.random.normal(key, (2,)), theta), obs=x)
+
+    engine = kme.KELFI(far, 100, num_rounds=1, form=KernelMeans(), progress_bar=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.run(jax.random.key(0), x=np.array([9.0, -9.0]))
+        first = engine.posterior
+        other = engine.condition(jax.random.key(1), x=np.array([9.0, -9.0]))
+        engine.refine(jax.random.key(2), {"theta": np.linspace(-0.5, 0.5, 20)})
+        herded = first.herd(jax.random.key(3), 5)
+    outside = [str(one.message) for one in caught if "outside all simulations" in str(one.message)]
+    assert len(outside) >= 3
+    for posterior in (first, other, engine.posterior, herded):
+        assert any(line.startswith(one) for one in posterior.warned for line in outside), posterior.warned
+        posterior.print_summary()
+        printed = " ".join(capsys.readouterr().out.split())
+        assert all(" ".join(one.split()) in printed for one in posterior.warned) and "positive" in printed
 
 
 def groups_of(engine):
