@@ -1,4 +1,4 @@
-"""Thumbnails of the gallery: `python docs/thumbnails.py gallery/lynx tutorials/light` runs pages, keeps a figure each.
+"""Thumbnails of the gallery: `python docs/thumbnails.py lynx light` runs pages, keeps a figure each.
 
 The last figure of a page, or the one that `FIGURES` names, goes to `docs/_static/gallery/`, 480 pixels wide.
 """
@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 DOCS = Path(__file__).parent
-FIGURES = {"tutorials/blowflies": 1, "tutorials/digits": 1, "tutorials/quantiles": 1}
+FIGURES = {"blowflies": 1, "digits": 1, "quantiles": 1}
 """Which figure of a page, counted from 1, where it is not the last; cells behind it are not run."""
 WIDTH = 480
 
@@ -27,13 +27,13 @@ def picture(page):
     """Run a page and save its figure."""
     plt.close("all")
     names = {"__name__": "__main__"}
-    for code in cells((DOCS / f"{page}.md").read_text()):
+    for code in cells((DOCS / "gallery" / f"{page}.md").read_text()):
         lines = "".join(line for line in code.splitlines(keepends=True) if not line.startswith(":"))
         exec(compile(lines, f"{page}.md", "exec"), names)
         if len(plt.get_fignums()) == FIGURES.get(page):
             break
     figure = plt.figure(plt.get_fignums()[-1])
-    to = DOCS / "_static" / "gallery" / f"{Path(page).name}.png"
+    to = DOCS / "_static" / "gallery" / f"{page}.png"
     to.parent.mkdir(exist_ok=True)
     figure.savefig(to, dpi=WIDTH / figure.get_size_inches()[0])
     print(to)

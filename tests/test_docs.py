@@ -317,15 +317,19 @@ SyntheticLikelihood PseudoMarginal MMD Wasserstein NegativeLogLikelihood handler
 """
 
 
-def test_every_engine_runs_in_a_tutorial_or_inside_mcmc():
+def test_every_engine_runs_in_the_gallery_or_inside_mcmc():
     """On data or a simulator of science; `KernelBayesFilter` runs through `settings.filter`."""
-    pages = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "mcmc.md"]
+    pages = [*sorted((ROOT / "docs" / "gallery").glob("*.md")), ROOT / "docs" / "mcmc.md"]
     cells = "".join(code for page in pages for code in blocks(page.read_text(), "{code-cell}"))
     missing = [name for name in ENGINES.split() if f"kme.{name}(" not in cells]
     assert not missing and ".settings.filter(" in cells, missing
-    index = (ROOT / "docs" / "index.md").read_text()
-    for page in pages[:-1]:
-        assert f"\ntutorials/{page.stem}\n" in index, page.name
+
+
+def test_the_gallery_shows_every_page_of_it():
+    index = (ROOT / "docs" / "gallery" / "index.md").read_text()
+    pages = {page.stem for page in (ROOT / "docs" / "gallery").glob("*.md")} - {"index"}
+    assert pages == {*re.findall(r"^:target: (\w+)\.html$", index, flags=re.M)}
+    assert pages == {*re.findall(r"^(\w+)$", index.rpartition("{toctree}")[2], flags=re.M)}
 
 
 @pytest.mark.slow
