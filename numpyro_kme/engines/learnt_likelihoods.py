@@ -263,7 +263,7 @@ def training(
     theta, x = np.tile(arguments, (used, 1)), draws[:, :used].swapaxes(0, 1).reshape(-1, *simulator.event_shape)
     whole = found.mask.size == 1 and (simulator.ragged or not (found.weighted or found.missing))
     observed = np.reshape(problem.observations[site], simulator.event_shape) if whole else None
-    return theta, x, form, {"y": observed, "names": simulator.labels}
+    return theta, x, form, {"y": observed, "names": simulator.labels_at(site)}
 
 
 def prior_measure(rng_key: jax.Array, problem: Problem, site: str, coordinates: Coordinates) -> Measure:

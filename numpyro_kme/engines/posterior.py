@@ -227,7 +227,9 @@ class Posterior(Recomputed, Saved):
 
     def _labels_of(self, value: Any) -> tuple[str, ...]:
         """Names of the numbers of a vector in `info`, if there are as many statistics."""
-        found = [names for names in self.statistics.values() if np.shape(value) == (len(names),)]
+        sites = {} if self.problem is None else self.problem.simulators
+        labels = [site.simulator.labels_at(name) for name, site in sites.items()]
+        found = [names for names in labels if np.shape(value) == (len(names),)]
         return found[0] if len(found) == 1 else ()
 
     def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:

@@ -97,7 +97,7 @@ def warn_if_out_of_distribution(
                 for (i, low, high), far in zip(kept, outside)
                 if far
             ]
-            told = f"The observation lies far outside all simulations in statistics {', '.join(names)}. {advice}"
+            told = f"The observation lies far outside all simulations in {', '.join(names)}. {advice}"
             checks.warn(told, about=f"{np.asarray(y)}, far outside")
             return
     # log kernel value that is never far: three length scales of a Gaussian kernel

@@ -239,7 +239,7 @@ class SelectedStatistics(Statistics):
             further = ~shared & np.array([independence_p_value(own, known) < level for own in waves])
             shared = shared | further
         chosen = tuple(np.flatnonzero(shared).tolist())
-        statistics = Selected(p_values, chosen, tuple(map(str, chosen)), int(kept.sum()))
+        statistics = Selected(p_values, chosen, tuple(f"x[{i}]" for i in chosen), int(kept.sum()))
         return Learnt(statistics, statistics(x))
 
 
@@ -268,7 +268,7 @@ class Selected(LearntStatistics):
     Attributes:
         p_values: Of the test that a statistic is independent of the parameters, `(n_raw,)`.
         kept: Numbers of those that are kept (static).
-        names: The same as text, or their names (static).
+        names: Names of these, `x[0]`, ... without (static).
         dependent: How many of them depend on the parameters; the others do on these (static).
     """
 

@@ -42,7 +42,7 @@ class StatisticsTransform:
         scale: Robust standard deviations of the kept statistics, `(n,)`, raw units.
         reference: One simulation, `(n_raw,)`: the values of the statistics that are constant.
         kept: Indices of the statistics that vary (static).
-        names: Names of all statistics, `(n_raw,)`; none where they have only numbers (static).
+        names: Names of all statistics, `(n_raw,)`; `x[0]`, `x[1]`, ... without (static).
     """
 
     centre: ArrayLike
@@ -52,8 +52,8 @@ class StatisticsTransform:
     names: tuple[str, ...] = field(default=(), metadata=dict(static=True))
 
     def label(self, number: int) -> str:
-        """Name of a statistic by its number among all, or that."""
-        return self.names[number] if self.names else str(number)
+        """Name of a statistic by its number among all."""
+        return self.names[number] if self.names else f"x[{number}]"
 
     def named(self, names: Sequence[str]) -> "StatisticsTransform":
         """Name the statistics, if there are as many names."""

@@ -110,6 +110,7 @@ class Coordinates:
         sites: Name and shape of these latents.
         readers: The argument that each coordinate is read from.
         names: Name of each coordinate.
+        arguments: Name of each argument.
         exact: Whether `z` is standard normal under the prior, or only about so.
         note: Description for people.
     """
@@ -122,6 +123,7 @@ class Coordinates:
     sites: tuple[tuple[str, tuple[int, ...]], ...] = _static(default=())
     readers: tuple[int, ...] = _static(default=())
     names: tuple[str, ...] = _static(default=())
+    arguments: tuple[str, ...] = _static(default=())
     exact: bool = _static(default=False)
     note: str = _static(default="")
 
@@ -149,7 +151,7 @@ class Coordinates:
         try:
             return _exact(problem, site, draws)
         except NotExact as reason:
-            return _fitted(table, what, str(reason))
+            return _fitted(table, what, str(reason), problem.simulators[site].simulator.argument_names)
 
     @classmethod
     def standardise(cls, table: ArrayLike) -> "Coordinates":
@@ -158,7 +160,8 @@ class Coordinates:
         checks.table("table", table, min_rows=2)
         table = np.asarray(table, np.float64)
         checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
-        return _fitted(table, "the columns", "no prior is known", affine=True)
+        names = tuple(numbers({"arguments": np.asarray(table)[0]}, lead=0))
+        return _fitted(table, "the columns", "no prior is known", names, affine=True)
 
     def covering(self, arguments: np.ndarray) -> "Coordinates":
         """These coordinates, where the arguments `(m, p)` that were simulated vary in no other column; else those
@@ -166,7 +169,7 @@ class Coordinates:
         if not self.unlike(arguments).any():
             return self
         why = "they were simulated at covariates that the data do not have"
-        return _fitted(np.asarray(arguments, np.float64), "the simulated arguments", why)
+        return _fitted(np.asarray(arguments, np.float64), "the simulated arguments", why, self.arguments)
 
     def unlike(self, arguments: ArrayLike) -> np.ndarray:
         """Mark arguments that are the same in all simulations and others in `(*lead, p)`: `(p,)`."""
@@ -178,9 +181,10 @@ class Coordinates:
         if not (unlike := self.unlike(arguments)).any():
             return
         k, rows = int(np.argmax(unlike)), np.asarray(arguments, np.float64).reshape(-1, len(self.usual))
-        other = rows[np.argmax(np.abs(rows[:, k] - self.usual[k])), k]
+        name, usual = self.arguments[k], self.usual[k]
+        other = rows[np.argmax(np.abs(rows[:, k] - usual)), k]
         raise checks.explained(
-            f"Argument {k} of the simulator is {other:g}, and was {self.usual[k]:g} in all simulations, so that the "
+            f"Argument `{name}` of the simulator is {other:g}, and was {usual:g} in all simulations, so that the "
             "likelihood is not known as a function of it. Simulate at values that differ, or run again with these data."
         )
 
@@ -250,10 +254,13 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
     scores = Curves.through(entries, SCORES[:, None])(np.concatenate(drawn, axis=1, dtype=np.float64))
     curves = Curves.through(np.asarray(problem.arguments(given)[site], np.float64), SCORES[:, None])
     varying, readers = np.ptp(table, axis=0) > 0.0, dict[int, int]()
+    arguments = problem.simulators[site].simulator.argument_names
     for k in np.flatnonzero(varying).tolist():
         errors = np.abs(curves.take([k])(table[:, [k]].astype(np.float64)) - scores).max(axis=0)
         entry = int(np.argmin(np.nan_to_num(errors, nan=np.inf)))
-        reason = f"argument {k} is no monotone function of one number with a prior of its own and a known `cdf`"
+        reason = (
+            f"argument `{arguments[k]}` is no monotone function of one number with a prior of its own and a known `cdf`"
+        )
         checks.require(bool(errors[entry] < 0.01), reason, NotExact)
         readers.setdefault(entry, k)
     chosen, order = zip(*sorted(readers.items()))
@@ -265,6 +272,7 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
         factor=None if np.array_equal(root, np.eye(len(root))) else (root, np.linalg.inv(root)),
         readers=order,
         names=used,
+        arguments=arguments,
         exact=True,
         note=f"The arguments of the simulator at {site!r} are, entry by entry, monotone functions of "
         f"{', '.join(dict.fromkeys(name.split('[')[0] for name in used))}; here the prior is standard normal.",
@@ -277,8 +285,8 @@ def _exact(problem: Problem, site: str, draws: Draws) -> Coordinates:
     return replace(coordinates, values=values, bounds=ends, sites=tuple(sites))
 
 
-def _fitted(table: np.ndarray, what: str, why: str, *, affine: bool = False) -> Coordinates:
-    """Coordinates that are fitted to a table of arguments `(m, p)`: normal scores, or affine ones."""
+def _fitted(table: np.ndarray, what: str, why: str, names: tuple[str, ...], *, affine: bool = False) -> Coordinates:
+    """Coordinates that are fitted to a table of arguments `(m, p)`, of these names: normal scores, or affine ones."""
     table = np.asarray(table, np.float64)
     varying = np.ptp(table, axis=0) > 0.0
     rows = table[:, varying]
@@ -295,7 +303,8 @@ def _fitted(table: np.ndarray, what: str, why: str, *, affine: bool = False) -> 
         usual=np.where(varying, np.nan, table[0]),
         scores=Curves.through(quantile, scores[:, None]),
         readers=readers,
-        names=tuple(f"arguments[{k}]" for k in readers),
+        names=tuple(names[k] for k in readers),
+        arguments=names,
         note=f"In these coordinates the prior is only about standard normal: {what} were standardised because {why}.",
     )
 

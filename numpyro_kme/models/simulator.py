@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import Distribution, MaskedDistribution
 
-from numpyro_kme._core import checks, compat, door, in_jax_types, in_present_precision, pieces
+from numpyro_kme._core import checks, compat, door, in_jax_types, in_present_precision, numbers, pieces
 from numpyro_kme.kernels.data_sets import pad
 from numpyro_kme.models import outputs
 from numpyro_kme.models import simulator_functions as functions
@@ -132,6 +132,10 @@ class Simulator(Distribution):
             return self.names
         return tuple(f"{one}[{row}]" for row in range(rows) for one in self.names)
 
+    def labels_at(self, site: str) -> tuple[str, ...]:
+        """A name for each number of one event at a site: its label, else `site[i,j]`."""
+        return self.labels or tuple(numbers({site: np.empty(self.event_shape)}, lead=0))
+
     def vector(self, value: Any) -> Any:
         """An observation `(*batch, *event)` of a dictionary with an array `(*batch, *shape)` for each entry, or of a
         table or row of pandas with the names as columns; an array as it is. What a NumPy masked array masks was not
@@ -144,6 +148,16 @@ class Simulator(Distribution):
         dtype = jnp.result_type(float, *self.params)
         columns = [param.reshape(*self.groups, -1).astype(dtype) for param in self.broadcast_params(self.groups)]
         return jnp.concatenate(columns, axis=-1)
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters, from the signature of the simulator."""
+        return functions.parameters(self.fn, len(self.params))
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """A name for each of the `arguments`, `R0` or `rates[1]`."""
+        return tuple(numbers(dict(zip(self.parameters, map(np.empty, self.call_shapes))), lead=0))
 
     def with_arguments(self, arguments: ArrayLike) -> "Simulator":
         """Put the same simulator under the same plates, at other `arguments` of shape `groups + (p,)`."""
@@ -176,12 +190,12 @@ class Simulator(Distribution):
     def expand(self, batch_shape) -> "Simulator":
         """The simulator under plates: one call for each element of `batch_shape`."""
         batch_shape = tuple(batch_shape)
-        for i, param in enumerate(() if self._event_dims_given else self.params):
+        for name, param in zip(self.parameters, () if self._event_dims_given else self.params):
             checks.require(
                 param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
-                f"Parameter {i} of simulator `{self.name}` has shape {param.shape} and there are {batch_shape} calls, "
-                "so it is not clear whether the parameter runs along a plate. Make the simulator inside of its plates, "
-                "with their shape in front of what runs along them, or pass event_dims, a number for each parameter.",
+                f"Parameter `{name}` of simulator `{self.name}` has shape {param.shape} and there are {batch_shape} "
+                "calls, so it is not clear whether the parameter runs along a plate. Make the simulator inside of its "
+                "plates, with their shape in front of what runs along them, or pass event_dims, a number for each parameter.",
             )
         fits = checks.expands(self.batch_shape, batch_shape)
         checks.require(fits, f"Simulator `{self.name}`, of shape {self.batch_shape}, does not expand to {batch_shape}.")

@@ -1,6 +1,8 @@
 """The functions that simulators are made of: in JAX, in NumPy, or written in terms of their noise."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,6 +27,18 @@ def name(fn: Callable) -> str:
     while isinstance(fn, partial | Joined | Padded | FromNoise):
         fn = fn.func if isinstance(fn, partial) else fn.fn
     return getattr(fn, "__name__", type(fn).__name__)
+
+
+def parameters(fn: Callable, number: int) -> list[str]:
+    """Names of the first parameters of a simulator behind its key, as its signature has them, else `arguments[i]`."""
+    while isinstance(fn, Joined | Padded | FromNoise):
+        fn = fn.fn
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    with suppress(ValueError, TypeError):  # some functions of C have no signature
+        found = [one.name for one in inspect.signature(fn).parameters.values() if one.kind in positional][1:]
+        if len(found) >= number:
+            return found[:number]
+    return [f"arguments[{i}]" for i in range(number)]
 
 
 def fits(found: Shape, declared: Shape) -> bool:

@@ -208,11 +208,11 @@ def observed_simulator(msg: Mapping[str, Any]) -> Simulator | None:
 def require_whole_calls(name: str, simulator: Simulator, site: Mapping[str, Any]) -> None:
     """Raise where an argument of the simulator at a site of a trace has NaN, of those that are not traced, and where a
     mask has entries that belong to no call: it counts the one observation several times."""
-    for number, param in enumerate(simulator.params):
+    for parameter, param in zip(simulator.parameters, simulator.params):
         lost = np.argwhere(np.isnan(np.asarray(param))).tolist() if checks.is_concrete(param) else []
         checks.require(
             not lost,
-            f"Argument {number} of the simulator at {name!r}, counted from 0, has {len(lost)} NaN, the first at "
+            f"Argument `{parameter}` of the simulator at {name!r} has {len(lost)} NaN, the first at "
             f"{tuple(lost[0]) if lost else ()}: covariates have to be known. Leave trials out, or give it a prior.",
         )
     if not site["is_observed"]:

@@ -67,8 +67,7 @@ def learnt(posterior: Learnt, site: str | None = None, labels: Names = None, *, 
     residual: ResidualSurrogate = checks.instance("posterior", surrogate, ResidualSurrogate, "of the default form")
     found, transform = residual.improvements, residual.transform
     parts = {name: np.asarray(found[name]) for name in ("location", "scale", "decorrelation")}
-    known = [transform.label(number) for number in transform.kept]
-    names = labelled([n if transform.names else f"{site} {n}" for n in known], labels)
+    names = labelled([transform.label(number) for number in transform.kept], labels)
     figure, axis = _bars(parts, names, ax, style)
     axis.axvline(0.0, color=DARK, linewidth=0.6)
     axis.set_xlabel("held-out improvement, nats")

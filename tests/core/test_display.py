@@ -200,7 +200,7 @@ def test_summaries_and_groups_have_the_names(kelfi, capsys):
     kelfi.print_summary(verbose=True)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= WIDTH
-    assert "log sd" in printed and "quantiles[0]" in printed and "statistic 0" not in printed
+    assert "log sd" in printed and "quantiles[0]" in printed and "x[" not in printed
     idata = kelfi.to_inference_data()
     assert list(idata["prior_predictive"]["x_dim_0"].values) == list(NAMES)
     assert kelfi.posterior.statistics == {"x": NAMES}

@@ -94,15 +94,15 @@ def test_covariates_that_are_not_known_or_were_constant():
     with pytest.raises(ValueError, match="covariates have to be known"):
         Problem.read(regression, np.where(np.arange(8) == 2, np.nan, X))
     known = kme.handlers.surrogate(regression, {"y": lambda slope, x: dist.Normal(slope * x, SD)})
-    with pytest.raises(ValueError, match=r"Argument 1 .*at 'y'.*has 2 NaN, .*have to be"):
+    with pytest.raises(ValueError, match=r"Argument `x` .*at 'y'.*has 2 NaN, .*have to be"):
         mcmc = MCMC(NUTS(known), num_warmup=1, num_samples=1, progress_bar=False)
         mcmc.run(KEY, np.where(np.arange(8) < 2, np.nan, X), y=Y)
     engine = kme.KELFI(regression, 200, num_rounds=1, num_samples=100, progress_bar=False)
     engine.run(KEY, ones, y=Y)
-    with pytest.raises(ValueError, match="Argument 1 of the simulator is 2, and was 1 in all simulations"):
+    with pytest.raises(ValueError, match="Argument `x` of the simulator is 2, and was 1 in all simulations"):
         engine.condition(KEY, 2 * ones, y=Y)
     smodel = kme.handlers.surrogate(regression, engine.likelihoods)
-    with pytest.raises(ValueError, match="Argument 1 of the simulator is 2, and was 1"):
+    with pytest.raises(ValueError, match="Argument `x` of the simulator is 2, and was 1"):
         MCMC(NUTS(smodel), num_warmup=1, num_samples=1, progress_bar=False).run(KEY, 2 * ones, y=Y)
 
 

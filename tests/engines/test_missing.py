@@ -235,7 +235,7 @@ def test_what_is_refused():
     for name in ("KELFI", "KernelABC", "K2ABC", "KernelRecursiveABC"):
         with pytest.raises(ValueError, match="Nothing was observed at 'x': all 6 entries that count are NaN"):
             getattr(kme, name)(model, progress_bar=False).run(KEY, x=np.full(6, np.nan))
-    with pytest.raises(ValueError, match=r"Argument 0 of the simulator at 'x'.* 1 NaN, the first at \(2,\)"):
+    with pytest.raises(ValueError, match=r"Argument `theta` of the simulator at 'x'.* 1 NaN, the first at \(2,\)"):
         kme.KELFI(with_times, progress_bar=False).run(KEY, x=np.zeros(4), times=np.array([0.0, 1.0, np.nan, 3.0]))
     with pytest.raises(ValueError, match="has 1 entries that are not finite"):
         kme.KELFI(model, progress_bar=False).run(KEY, x=np.where(np.arange(6) == 0, np.inf, Y))

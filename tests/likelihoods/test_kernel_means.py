@@ -141,7 +141,7 @@ def test_warns_far_from_the_simulations(surrogate):
         warnings.simplefilter("error")
         for y in X:
             surrogate.at(y)
-    with pytest.warns(UserWarning, match=r"far outside all simulations in statistics 1 \(observed 1e\+06"):
+    with pytest.warns(UserWarning, match=r"far outside all simulations in x\[1\] \(observed 1e\+06"):
         surrogate.at(np.array([X[0, 0], 1e6, X[0, 2]]))
     with pytest.warns(UserWarning, match="log data kernel"):
         narrow = KernelMeans(hyperparameters=Hyperparameters(Gaussian(1.0), Gaussian(0.3), LAM))
@@ -155,7 +155,7 @@ def test_constant_statistics():
     found = surrogate.at(np.array([Y[0], 7.0, *Y[1:]])).log_density(Z[0])
     np.testing.assert_allclose(found, np.log(likelihood_by_hand(Z, X, Y, Z[:1])[0]), atol=3e-3)
     assert surrogate.informativeness()[1][1] == 0.0
-    with pytest.raises(ValueError, match=r"Statistic 1 is 7.0 in every simulation but 8.0"):
+    with pytest.raises(ValueError, match=r"Statistic x\[1\] is 7.0 in every simulation but 8.0"):
         surrogate.at(np.array([Y[0], 8.0, *Y[1:]]))
 
 

@@ -131,7 +131,7 @@ def test_report_of_the_observation(counts_and_rates):
         found = surrogate.describe_observation(y, draws)
         assert found["observation"].startswith("within the simulated range of all statistics;")
     far = surrogate.describe_observation([1.2, 300.0, 7.0], draws)
-    assert far["observation"].startswith("outside the simulated range of statistics 1:") and far["fit"]
+    assert far["observation"].startswith("outside the simulated range of x[1]:") and far["fit"]
 
 
 def test_the_brief_version_keeps_the_digits_of_precise_statistics(rng):
@@ -174,7 +174,7 @@ def test_a_mixture_whose_weights_follow_the_parameters_is_learnt_without_locatio
     z, x, _ = mixture_of_two(np.random.default_rng(1), 300)
     fitted = ResidualKernelMeans().fit(z, x)
     assert fitted.unmoved.tolist() == [True, True, False]
-    assert "statistics 0, 1" in fitted.describe()["embedded as they are"]
+    assert "x[0], x[1]" in fitted.describe()["embedded as they are"]
     z_new, x_new, exact = mixture_of_two(np.random.default_rng(2), 1000)
     gap = exact - fitted.at_rows(x_new).log_density(z_new)
     assert np.mean(gap) < 0.2 + 4.0 * np.std(gap) / np.sqrt(len(gap))

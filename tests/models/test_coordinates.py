@@ -160,10 +160,13 @@ def hierarchy(x=None):
 INEXACT = {
     "sum": (
         model_of(lambda m, e: (m + e, expit(2.0 * m + e)), m=dist.Normal(0.0, 2.0), e=dist.Normal(0.0, 1.0)),
-        "argument 0 is no monotone function of one number",
+        "argument `arguments[0]` is no monotone function of one number",
     ),
-    "not monotone": (model_of(lambda m: (m**2,), m=dist.Normal(0.0, 1.0)), "argument 0 is no monotone function"),
-    "hierarchy": (hierarchy, "argument 0 is no monotone function of one number with a prior of its own"),
+    "not monotone": (
+        model_of(lambda m: (m**2,), m=dist.Normal(0.0, 1.0)),
+        "argument `arguments[0]` is no monotone function",
+    ),
+    "hierarchy": (hierarchy, "argument `arguments[0]` is no monotone function of one number with a prior of its own"),
     "no cdf": (alone(dist.Dirichlet(np.ones(3, np.float32))), "no latent has a prior of its own"),
     "groups": (groups, "the simulator's parameters vary along plates"),
 }
@@ -210,7 +213,9 @@ def test_arguments_that_do_not_vary_in_the_model():
     coordinates = Coordinates.from_prior(random.key(0), problem)
     assert coordinates.dim == 1
     coordinates.require_simulated(np.array([[7.0, 2.0]]))
-    with pytest.raises(ValueError, match="Argument 1 of the simulator is 3, and was 2 in all simulations"):
+    with pytest.raises(
+        ValueError, match=r"Argument `arguments\[1\]` of the simulator is 3, and was 2 in all simulations"
+    ):
         coordinates.require_simulated(np.array([[7.0, 3.0]]))
     table = np.random.default_rng(0).normal(2.0, 1.0, (100, 2))
     assert coordinates.covering(np.column_stack([table[:, 0], np.full(100, 2.0)])) is coordinates

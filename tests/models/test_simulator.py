@@ -15,7 +15,7 @@ from numpyro.infer.inspect import get_dependencies, get_model_relations, render_
 from numpyro.infer.util import log_density
 
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.simulator_functions import Joined
+from numpyro_kme.models.simulator_functions import FromNoise, Joined
 
 
 def noisy_sum(key, theta, scale=1.0):
@@ -372,3 +372,15 @@ def test_an_unhashable_simulator_is_explained():
 
 def test_numpy_simulators_give_floats_unless_they_say_otherwise():
     assert Simulator(numpy_normal, 1.0, shape=3).dtype == Simulator(numpy_normal, 1.0, shape=3, dtype=float).dtype
+
+
+def test_arguments_have_the_names_of_the_signature():
+    theta = jnp.zeros(2)
+    dictionary = lambda rng, theta, scale: {"a": 0.0}  # noqa: E731
+    for fn, settings in ((noisy_sum, {}), (jax.jit(noisy_sum), {}), (dictionary, {"names": ["a"], "dtype": float})):
+        assert Simulator(fn, theta, 2.0, **settings).argument_names == ("theta[0]", "theta[1]", "scale")
+    assert Simulator(partial(noisy_sum, scale=2.0), theta).parameters == ["theta"]
+    assert Simulator(FromNoise(lambda noise, R0: R0 + noise, dist.Normal(0.0, 1.0)), 1.0).argument_names == ("R0",)
+    unnamed = Simulator(lambda key, *params: noisy_sum(key, *params), theta, 2.0)
+    assert unnamed.argument_names == ("arguments[0][0]", "arguments[0][1]", "arguments[1]")
+    assert Simulator(noisy_sum, theta).labels_at("y") == ("y[0]", "y[1]")

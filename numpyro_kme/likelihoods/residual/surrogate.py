@@ -254,11 +254,11 @@ class ResidualSurrogate(Surrogate):
             fits = f"{label} is {apart[misfit]:.2g} sd from simulations at the draws; others so far: {others}"
         far = f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
         label = self.transform.label(self.transform.kept[worst])
-        return {"observation": f"{where}; farthest from the middle in statistic {label}, by {far}", "fit": fits}
+        return {"observation": f"{where}; farthest from the middle: {label}, by {far}", "fit": fits}
 
     def _list(self, chosen: np.ndarray) -> str:
         """Names of the statistics that are marked, `(n,)`, of the first ten where there are more."""
         names = [self.transform.label(self.transform.kept[i]) for i in np.flatnonzero(chosen)]
         if len(names) in (0, len(chosen)):
             return "all statistics" if names else "none"
-        return f"statistics {', '.join(names[:10])}" + f" and {len(names) - 10} more" * (len(names) > 10)
+        return ", ".join(names[:10]) + f" and {len(names) - 10} more" * (len(names) > 10)

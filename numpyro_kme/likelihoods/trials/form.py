@@ -255,8 +255,8 @@ class TrialsSurrogate(Surrogate):
         told = {
             "form": "kernel conditional exponential family of trials, an extension of Hsu and Ramos (2019)",
             "trials": f"{len(self.trials):,}" + f", of {categories} categories" * (categories > 1),
-            "counts": f"statistics {label(counts)}" if counts else "none",
-            "numbers": f"statistics {label(numbers)}" if numbers else "none",
+            "counts": label(counts),
+            "numbers": label(numbers),
             "held-out log density, nats": ", ".join(f"{float(family.score):.3f}" for family in families),
         }
         return {name: value for name, value in told.items() if value != "none"}
