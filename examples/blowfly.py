@@ -17,7 +17,7 @@ from blowfly_figure import draw
 from numpyro.infer import Predictive
 
 import numpyro_kme as kme
-from numpyro_kme.simulators.blowfly import OBSERVED, PARAMETERS, STATISTICS, blowfly, model
+from numpyro_kme.simulators.blowfly import OBSERVED, STATISTICS, blowfly, model, vector
 
 
 def main(num_simulations, seed, output, series):
@@ -25,7 +25,6 @@ def main(num_simulations, seed, output, series):
     begun = time.perf_counter()
     kelfi = kme.KELFI(model, num_simulations=num_simulations)
     kelfi.run(infer_key, x=OBSERVED)
-    print(f"\nPosterior of the log parameters {', '.join(PARAMETERS)}")
     kelfi.print_summary()
 
     posterior = kelfi.get_samples()
@@ -33,17 +32,15 @@ def main(num_simulations, seed, output, series):
     prior = Predictive(model, num_samples=len(predicted), parallel=True)(prior_key)
     print_statistics(np.asarray(prior["x"]), np.asarray(predicted))
 
-    chosen = np.linspace(0, len(posterior["log_theta"]) - 1, 3).astype(int)
-    simulated = jax.vmap(blowfly)(jax.random.split(series_key, 3), posterior["log_theta"][chosen])
+    log_theta = vector(posterior)
+    chosen = np.linspace(0, len(log_theta) - 1, 3).astype(int)
+    simulated = jax.vmap(blowfly)(jax.random.split(series_key, 3), log_theta[chosen])
 
     output.mkdir(parents=True, exist_ok=True)
-    idata = kelfi.to_inference_data(
-        coords={"parameter": list(PARAMETERS), "statistic": list(STATISTICS)},
-        dims={"log_theta": ["parameter"], "x": ["statistic"]},
-    )
+    idata = kelfi.to_inference_data(dims={"x": ["statistic"]}, coords={"statistic": STATISTICS})
     idata.to_netcdf(str(output / "blowfly.nc"), engine="h5netcdf")
     observed = None if series is None else counts(series)
-    figure = draw(prior, posterior["log_theta"], np.asarray(predicted), np.asarray(simulated), observed)
+    figure = draw(prior, log_theta, np.asarray(predicted), np.asarray(simulated), observed)
     figure.savefig(output / "blowfly.png", dpi=120)
     seconds = time.perf_counter() - begun
     print(f"\n{seconds:.0f} seconds. Wrote {output / 'blowfly.png'} and {output / 'blowfly.nc'}.")

@@ -29,11 +29,11 @@ def test_a_published_point_scores_about_one_percent():
 def test_the_main_job_writes_its_files(tmp_path):
     command = [sys.executable, "examples/blowfly.py", "--num-simulations", "60", "--output", str(tmp_path)]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "log_theta[5]" in printed and "maxima, threshold 1.5" in printed
+    assert "log tau" in printed and "maxima, threshold 1.5" in printed
     assert (tmp_path / "blowfly.png").stat().st_size > 10_000
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import arviz as az
     idata = az.from_netcdf(str(tmp_path / "blowfly.nc"))
-    assert idata["posterior"]["log_theta"].dims == ("chain", "draw", "parameter")
+    assert idata["posterior"]["log tau"].dims == ("chain", "draw")
     assert idata["prior_predictive"]["x"].sizes["statistic"] == 10

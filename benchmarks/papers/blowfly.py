@@ -18,7 +18,7 @@ import numpyro_kme as kme
 from benchmarks.helpers import nmse, report
 from numpyro_kme.plots._style import COLOURS, DARK, FILL, legend, panels
 from numpyro_kme.samplers.importance import signed_logs
-from numpyro_kme.simulators.blowfly import OBSERVED, PRIOR_MEAN, PRIOR_SD, STATISTICS, model
+from numpyro_kme.simulators.blowfly import OBSERVED, PRIOR_MEAN, PRIOR_SD, STATISTICS, model, vector
 
 PRIOR_DRAWS = 50_000
 SCORES, LEARNT = "NMSE in %, at a point", "Learnt epsilon"
@@ -44,8 +44,8 @@ def point_estimates(kelfi, rng_key):
     sign, log_size = signed_logs(fitted.surrogate.at(OBSERVED), fitted.coordinates.table(theta))
     signed = sign * np.exp(log_size - log_size.max())
     return {
-        "draws": kelfi.get_samples()["log_theta"].mean(0),
-        "mode": np.asarray(kelfi.posterior.mode()["log_theta"]),
+        "draws": np.mean(vector(kelfi.get_samples()), axis=0),
+        "mode": np.asarray(vector(kelfi.posterior.mode())),
         "signed": signed @ theta / signed.sum(),
     }
 

@@ -91,7 +91,7 @@ def by_kelfi(seed, prior, simulations, engine):
     keys = jax.random.split(jax.random.fold_in(jax.random.key(63), seed), 2)
     kelfi = kme.KELFI(blowfly.model, simulations, progress_bar=False)
     _, _, seconds = report.timed(kelfi.run, keys[0], x=blowfly.OBSERVED)
-    return scored(keys[1], np.mean(kelfi.get_samples()["log_theta"], axis=0), seconds)
+    return scored(keys[1], np.mean(blowfly.vector(kelfi.get_samples()), axis=0), seconds)
 
 
 def main(rows, parts=("toy", "blowfly"), repeats=10, series=None, simulations=(1000, 10_000)):

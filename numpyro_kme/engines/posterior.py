@@ -329,9 +329,9 @@ def arviz_groups(problem: Problem, simulations: Simulations, sites: Samples) -> 
 
 
 def sites_at(problem: Problem, latents: Samples) -> dict[str, np.ndarray]:
-    """Latents with the deterministic sites that the model has now: these may depend on its data."""
+    """Latents in the order of the model, with the deterministic sites that it has now: these may depend on its data."""
     further = problem.evaluate(latents).deterministics if latents and problem.deterministics else {}
-    return {**latents, **further}
+    return {**{name: latents[name] for name in problem.latents if name in latents}, **further}
 
 
 def missing_entries(site: SimulatorSite) -> dict[str, str]:

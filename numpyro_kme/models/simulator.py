@@ -195,7 +195,8 @@ class Simulator(Distribution):
                 param.ndim == 0 or param.shape[0] == 1 or param.shape[0] not in batch_shape,
                 f"Parameter `{name}` of simulator `{self.name}` has shape {param.shape} and there are {batch_shape} "
                 "calls, so it is not clear whether the parameter runs along a plate. Make the simulator inside of its "
-                "plates, with their shape in front of what runs along them, or pass event_dims, a number for each parameter.",
+                "plates, with their shape in front of what runs along them, or pass event_dims, a number for each "
+                "parameter.",
             )
         fits = checks.expands(self.batch_shape, batch_shape)
         checks.require(fits, f"Simulator `{self.name}`, of shape {self.batch_shape}, does not expand to {batch_shape}.")

@@ -42,9 +42,15 @@ MAX_POPULATION = 1e15
 
 
 def model(x=None):
-    """Six log parameters `log_theta` with a broad normal prior, and the ten statistics `x`."""
-    log_theta = numpyro.sample("log_theta", dist.Normal(PRIOR_MEAN, PRIOR_SD).to_event(1))
-    numpyro.sample("x", Simulator(blowfly_statistics, log_theta), obs=x)
+    """Six log parameters, named as in `PARAMETERS`, with broad normal priors, and the ten statistics `x`."""
+    priors = zip(PARAMETERS, PRIOR_MEAN, PRIOR_SD)
+    log_theta = jnp.stack([numpyro.sample(name, dist.Normal(mean, sd)) for name, mean, sd in priors])
+    numpyro.sample("x", Simulator(blowfly_statistics, log_theta, names=STATISTICS), obs=x)
+
+
+def vector(latents):
+    """Latents of `model`, `{name: (*lead,)}`, as arguments of its simulator, `(*lead, 6)`."""
+    return jnp.stack([latents[name] for name in PARAMETERS], axis=-1)
 
 
 def blowfly_statistics(rng_key, log_theta):

@@ -255,7 +255,7 @@ def test_a_likelihood_is_saved_and_described(tmp_path):
     loaded = FittedLikelihood.load(tmp_path / "likelihood.kme")
     np.testing.assert_array_equal(loaded(z[:9]).log_prob(x[0]), fitted(z[:9]).log_prob(x[0]))
     said = fitted.surrogate.named(["choice", "time"]).describe()
-    assert said["trials"] == "500, of 3 categories" and said["numbers"] == "statistics time" and "counts" not in said
+    assert said["trials"] == "500, of 3 categories" and said["numbers"] == "time" and "counts" not in said
     assert "500, of 3 categories" in str(loaded)
 
 
