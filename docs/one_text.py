@@ -8,6 +8,7 @@ from pathlib import Path
 
 from api_links import LISTED
 from api_lists import expanded
+from results import ASKED, table
 
 import numpyro_kme
 
@@ -37,8 +38,9 @@ def below(env, name):
 
 
 def page(path):
-    """A page with the files that it includes."""
-    return INCLUDED.sub(lambda match: (path.parent / match[1]).read_text(), expanded(path.read_text())).strip()
+    """A page with the files and tables that it includes."""
+    text = INCLUDED.sub(lambda match: (path.parent / match[1]).read_text(), expanded(path.read_text()))
+    return ASKED.sub(lambda match: table(*match.groups()), text).strip()
 
 
 def entry(name):

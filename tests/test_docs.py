@@ -285,6 +285,13 @@ MADE_BY_HAND = {("tuberculosis.py", "RuntimeError"), ("compat.py", "NotImplement
 """A simulator's, which `SimulationError` quotes, and one whose message is another module's."""
 
 
+def test_the_page_of_benchmarks_asks_for_tables_that_exist():
+    results, page = script("results"), (ROOT / "docs" / "benchmarks.md").read_text()
+    asked = results.ASKED.findall(page)
+    assert len(asked) == page.count("\n% table ") >= 7
+    assert all(results.table(*one).count("\n") >= 3 for one in asked)
+
+
 def test_names_in_the_notation_table_exist():
     rows = [
         line.split("|")[2] for line in (ROOT / "docs" / "notation.md").read_text().splitlines() if line.count("|") > 3
