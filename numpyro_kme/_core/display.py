@@ -1,5 +1,7 @@
-"""How values print: a few lines for a person; arrays by their shape and extremes."""
+"""How values print: a few lines for a person, or HTML in a notebook; arrays by their shape and extremes."""
 
+import html
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -11,8 +13,11 @@ import numpy as np
 WIDTH, LINES = 80, 15
 """Most columns and lines of what is printed."""
 
-EACH = 3
-"""Most lines of a row."""
+EACH, SHORT = 3, 6
+"""Most lines of a row, and of a table with its titles."""
+
+TROUBLE = "border-left: 4px solid #d55e00; padding-left: 0.5em"
+"""Style of what is wrong: a bar, since no colour of text is easy to read on white and on black."""
 
 T = TypeVar("T", bound=type)
 C = TypeVar("C")
@@ -25,17 +30,30 @@ class Card(NamedTuple):
         title: What it is.
         rows: How big and how good it is, `{label: anything}`; what is None or empty text is left out.
         hint: What to do with it next; empty if there is nothing to say.
+        table: Titles and rows of a table of numbers, as text.
+        left: How many further rows it would have.
+        trouble: Label of the row that says what is wrong; empty where nothing is.
     """
 
     title: str
     rows: Mapping[str, Any]
     hint: str = ""
+    table: Sequence[Sequence[str]] = ()
+    left: int = 0
+    trouble: str = ""
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """The rows as text, without empty ones."""
+        found = {label: row if isinstance(row, str) else short(row) for label, row in self.rows.items()}
+        return {label: line for label, line in found.items() if line}
 
 
 def shown(cls: T) -> T:
     """Print the values of a class by its method `_card(self) -> Card`, else by their fields; a decorator, the outermost
     one."""
     cls.__repr__ = text  # type: ignore[assignment]
+    cls._repr_html_ = html_of  # type: ignore[attr-defined]
     return cls
 
 
@@ -44,10 +62,9 @@ def text(value: Any) -> str:
     card = _card_of(value)
     if card is None:
         return _expression(value)
-    title, rows, hint = card
-    kept = {label: line for label, row in rows.items() if (line := row if isinstance(row, str) else short(row))}
-    wide, end = max(map(len, kept), default=0) + 2, _wrapped(hint, "  next: ", " " * 8)
-    room, body, left = LINES - 1 - len(end), list[str](), list(kept)
+    kept, body = card.lines, aligned(card.table, card.left, SHORT)
+    wide, end = max(map(len, kept), default=0) + 2, _wrapped(card.hint, "  next: ", " " * 8)
+    room, left = LINES - 1 - len(end), list(kept)
     for label, line in kept.items():
         lines = _wrapped(_cut(line, EACH * WIDTH), f"  {label:<{wide}}", " " * (wide + 2))[:EACH]
         if len(body) + len(lines) > room - (len(left) > 1):
@@ -55,7 +72,47 @@ def text(value: Any) -> str:
         body += lines
         left.remove(label)
     body += [f"  ... {listed(left, WIDTH - 6)}"] if left else []
-    return "\n".join([_cut(title, WIDTH), *body, *end])
+    return "\n".join([_cut(card.title, WIDTH), *body, *end])
+
+
+def html_of(value: Any) -> str | None:
+    """The card of a value for a notebook, whose colours it takes; a wide table scrolls. None without a card."""
+    card = _card_of(value)
+    if card is None:
+        return None
+    titles, *rows = [[f"<td>{_marked(cell)}</td>" for cell in row] for row in card.table] or [[]]
+    table = "".join(f"<tr>{''.join(row)}</tr>" for row in ([cell.replace("td>", "th>") for cell in titles], *rows))
+    more = f" and {card.left} numbers more" if card.left else ""
+    parts = [f'<div style="overflow-x: auto"><table>{table}</table>{more}</div>'] if rows else []
+    for label, line in card.lines.items():
+        style = f' style="{TROUBLE}"' if label == card.trouble else ""
+        parts.append(f"<div{style}><b>{_marked(label)}</b>: {_marked(line)}</div>")
+    end = f"<div><i>next: {_marked(card.hint)}</i></div>" if card.hint else ""
+    return f"<div><b>{_marked(card.title)}</b></div>{''.join(parts)}{end}"
+
+
+def _marked(line: str) -> str:
+    """Text as HTML, with code where it has backticks."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(line, quote=False)).replace("\n", "<br>")
+
+
+def aligned(table: Sequence[Sequence[str]], left: int, most: int | None = None) -> list[str]:
+    """At most so many lines of a table, titles first, and how many rows there are more, of which `left` are not in the
+    table."""
+    left += len(table) - len(table[:most])
+    cells = [list(row) for row in table[:most]]
+    wide = [max(8, *map(len, column)) for column in zip(*cells)]
+    if wide:
+        wide[0] = min(max(10, wide[0]), WIDTH - sum(wide[1:]) - len(wide) + 1)
+    lines = [" ".join(f"{_cut(cell, w):>{w}}" for cell, w in zip(row, wide)) for row in cells]
+    return lines + ([f"{'':>{wide[0]}} and {left} numbers more"] if left else [])
+
+
+def paragraphs(rows: Sequence[tuple[str, str]]) -> str:
+    """Texts behind their labels, as wide as a terminal."""
+    wide, lines = max(len(label) for label, _ in rows), textwrap.TextWrapper(WIDTH, break_long_words=False)
+    lines.break_on_hyphens, lines.subsequent_indent = False, " " * (wide + 2)
+    return "\n".join(lines.fill(f"{label:>{wide}}: {text}") for label, text in rows)
 
 
 def short(value: Any, room: int = WIDTH) -> str:
@@ -86,12 +143,6 @@ def names_and_shapes(arrays: Mapping[str, Any], lead: int = 1) -> str:
     """Names of arrays, with the shapes behind so many leading axes where these are not single numbers."""
     shapes = {name: np.shape(value)[lead:] for name, value in arrays.items()}
     return listed((f"{name} {shape}" if shape else name for name, shape in shapes.items()), WIDTH)
-
-
-def mean_and_sd(columns: Mapping[str, np.ndarray], most: int = 5) -> dict[str, str]:
-    """Mean and standard deviation of the first of some columns of draws, by name, and how many there are more."""
-    found = {name: f"{np.mean(value):.3g} +- {np.std(value):.2g}" for name, value in list(columns.items())[:most]}
-    return found | ({"...": f"and {len(columns) - most} numbers more"} if len(columns) > most else {})
 
 
 def extremes(values: Any, names: Sequence[str] = ()) -> str:

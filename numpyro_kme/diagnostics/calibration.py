@@ -72,12 +72,13 @@ class Calibration:
             "p-value": f"{self.p_value:.2g} of all tests, against errors above {MARGIN:g} posterior sd",
             "smallest": "{1}, {2}: {0:.2g}".format(*min(p_values)),
             "coverage": f"of 90% intervals {' to '.join(ends)}",
+            "can see": self.can_see(),
             "refused": f"{self.refused} further data sets" if self.refused else "",
             "failed": f"{failed} further data sets could not be simulated ({why})" if failed else "",
-            "found": "; ".join(self.findings()) or f"nothing at level {LEVEL:g}",
+            "found": "\n".join(found := self.findings()) or f"nothing at level {LEVEL:g}",
         }
         hint = "print_summary(), plots.ranks(calibration), plots.coverage(calibration)"
-        return Card(f"Calibration on {len(self.tarp)} data sets", rows, hint)
+        return Card(f"Calibration on {len(self.tarp)} data sets", rows, hint, trouble="found" * bool(found))
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
@@ -103,6 +104,23 @@ class Calibration:
         """One p-value for all, the smallest of all tests times their number, at most 1."""
         values = [value for tests in self.tests.values() for value in tests.values()]
         return min(1.0, len(values) * min(values))
+
+    def visible(self, level: float = LEVEL) -> tuple[float, float]:
+        """Errors that so many data sets show at a level in nine of ten cases at least: of a location, in posterior
+        standard deviations, and of a standard deviation, as a factor."""
+        size, alpha = len(self.tarp), level / sum(map(len, self.tests.values()))
+        location = MARGIN + (scipy.stats.norm.isf(alpha / 2) + scipy.stats.norm.isf(0.1)) / np.sqrt(size)
+        narrow, wide = (
+            scipy.stats.chi2(size - 1).ppf([alpha / 2, 0.1]),
+            scipy.stats.chi2(size - 1).isf([alpha / 2, 0.1]),
+        )
+        ratio = max(wide[0] / narrow[1], wide[1] / narrow[0]) * np.exp(np.sqrt(2.0) * MARGIN)
+        return float(location), float(np.sqrt(ratio))
+
+    def can_see(self, level: float = LEVEL) -> str:
+        """`visible` in words."""
+        location, factor = self.visible(level)
+        return f"in nine of ten cases errors of {location:.2g} posterior sd, or widths off by a factor of {factor:.2g}"
 
     def findings(self, level: float = LEVEL) -> list[str]:
         """Say what is off at a level, by how much, and what to do next: one entry for each kind of error, then data

@@ -1,7 +1,6 @@
 """Whether an observation is like what the model simulates; and all diagnostics of an engine that has been run, by one
 call, with one rule for when to distrust it."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import scipy
 
 from numpyro_kme._core import Card, checks, door, frozen, in_jax_types, split
+from numpyro_kme._core.display import paragraphs
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, names_of_numbers, predictive_check
 from numpyro_kme.engines.base import Engine, posterior_of
@@ -191,18 +191,26 @@ class Check:
     single: bool = True
 
     def _card(self) -> Card:
-        rows = {
-            "p-value": self.p_value,
-            "calibration": f"p-value {self.calibration.p_value:.2g}, {len(self.calibration.tarp)} data sets",
-            **{f"model at {site}": test.told for site, test in self.misspecification.items()},
-            "found": "; ".join(self.findings()),
-        }
+        found = self.findings()
         hint = "print_summary(), plots.ranks(check.calibration), plots.predictive(check.predictive)"
-        return Card(f"Diagnostics: {self._verdict} at level {LEVEL:g}", rows, hint)
+        rows = {"found": "\n".join(found), **self._parts()}
+        return Card(self._verdict, rows, hint, trouble="found" * bool(found))
 
     @property
     def _verdict(self) -> str:
-        return "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
+        found = "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
+        return f"Diagnostics: {found} at level {LEVEL:g}, p-value {self.p_value:.2g}"
+
+    def _parts(self) -> dict[str, str]:
+        """Each part in a line."""
+        calibration = self.calibration
+        predictive = {} if self.predictive is None else self.predictive.smallest
+        return {
+            "calibration": f"p-value {calibration.p_value:.2g}, {len(calibration.tarp)} data sets show "
+            f"{calibration.can_see(LEVEL / 2)}",
+            **{f"model at {site}": test.told for site, test in self.misspecification.items()},
+            **{f"smallest tail of {site}": tails for site, tails in predictive.items()},
+        }
 
     @property
     def p_value(self) -> float:
@@ -242,15 +250,17 @@ class Check:
         of_surrogate = [sentence for site, found in self.surrogate.items() for sentence in found.findings(site)]
         return unlike + self.calibration.findings(level / 2) + few + of_surrogate
 
-    def print_summary(self) -> None:
-        """Print every part, the verdict, and what to do next."""
-        self.calibration.print_summary()
-        parts = (*self.misspecification.items(), ("predictions", self.predictive), *self.surrogate.items())
-        for name, part in parts:
-            print("" if part is None else f"\n{name}\n{part}")
-        print(f"\np-value {self.p_value:.2g}: {self._verdict} at level {LEVEL:g}")
-        for sentence in self.findings():
-            print(textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+    def print_summary(self, verbose: bool = False) -> None:
+        """Print the verdict, what to do next, and each part in a line, or whole if `verbose`."""
+        found = [("found", sentence) for sentence in self.findings() or ["nothing"]]
+        more = [] if verbose else [("more", "print_summary(verbose=True)")]
+        print("", self._verdict, "", paragraphs([*found, *self._parts().items(), *more]), sep="\n")
+        if verbose:
+            print()
+            self.calibration.print_summary()
+            parts = (*self.misspecification.items(), ("predictions", self.predictive), *self.surrogate.items())
+            for name, part in parts:
+                print("" if part is None else f"\n{name}\n{part}")
 
 
 @door

@@ -42,12 +42,19 @@ class PredictiveCheck:
             "failed": ", ".join(f"{number} {reason}" for reason, number in self.failures.items()),
             "observed": names_and_shapes(self.observed, lead=0),
         }
-        for site, tails in self.by_statistic.items():
-            smallest = ", ".join(f"{p:.2g} ({name})" for name, p in list(tails.items())[:3])
-            by_chance = f", of {len(tails)}; chance alone makes the smallest about {1.0 / (len(tails) + 1):.2g}"
-            rows[f"smallest tail of {site}"] = smallest + by_chance * (len(tails) > 3)
+        rows |= {f"smallest tail of {site}": tails for site, tails in self.smallest.items()}
         hint = "plots.predictive(check) draws the observation among the predictions; `by_statistic` has all tails"
         return Card(f"Predictive check of {', '.join(self.observed)}", rows, hint)
+
+    @property
+    def smallest(self) -> dict[str, str]:
+        """The three smallest `tail_probabilities` of each site, in words."""
+        found = {}
+        for site, tails in self.by_statistic.items():
+            by_chance = f", of {len(tails)}; chance alone makes the smallest about {1.0 / (len(tails) + 1):.2g}"
+            smallest = ", ".join(f"{p:.2g} ({name})" for name, p in list(tails.items())[:3])
+            found[site] = smallest + by_chance * (len(tails) > 3)
+        return found
 
     @property
     def by_statistic(self) -> dict[str, dict[str, float]]:

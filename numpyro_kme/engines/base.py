@@ -57,12 +57,12 @@ class Engine(abc.ABC, Generic[P]):
     def _card(self) -> Card:
         given = ((f, getattr(self, f.name)) for f in fields(self) if f.init and f.name != "model")
         settings = ", ".join(f"{f.name}={short(value, 40)}" for f, value in given if not is_default(f, value))
-        rows = {"model": short(self.model), "settings": settings or "all as by default"}
+        rows: dict[str, Any] = {"model": short(self.model), "settings": settings or "all as by default"}
         if self._found is None:
             hint = "run(rng_key, x=...) infers the latents of the model, where x is an argument of the model"
             return Card(f"{type(self).__name__}, not run yet", rows, hint)
         hint = "print_summary(), to_inference_data(), diagnostics.predictive_check(rng_key, engine)"
-        return Card(f"{type(self).__name__}, with the posterior of its last run", rows | self.posterior._about(), hint)
+        return self.posterior._as_card("", rows, hint)
 
     @property
     def plan(self) -> Plan:

@@ -1,6 +1,5 @@
 """What an engine found for one observation: an immutable value, with its summary and one ArviZ conversion."""
 
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -9,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from numpyro_kme._core import Recomputed, Saved, arviz, checks, numbers, saveable
-from numpyro_kme._core.display import Card, extremes, mean_and_sd, names_and_shapes, shown
+from numpyro_kme._core.display import Card, aligned, extremes, paragraphs, shown
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.samplers.importance import OF_MEAN, OF_SD, StandardErrors
 from numpyro_kme.simulations import Simulations
@@ -71,19 +70,19 @@ class Posterior(Recomputed, Saved):
 
     def _card(self) -> Card:
         hint = "print_summary(), plots.marginals(posterior), diagnostics.predictive_check(key, posterior), save(path)"
-        return Card(f"Posterior by {self.engine}", self._about(), hint)
+        return self._as_card("Posterior by ", {}, hint)
 
-    def _about(self) -> dict[str, Any]:
-        """Rows of what is printed."""
-        latents = {name: self.samples[name] for name in self.latents if name in self.samples}
+    def _as_card(self, before: str, rows: Mapping[str, Any], hint: str) -> Card:
+        """What it is, its table, what was warned of, and further rows."""
+        told = {"warned of": "\n".join(self.warned) or "nothing", **dict(self._lines(False))}
+        return Card(before + self._title, told | rows, hint, *self._table(), trouble="warned of" * bool(self.warned))
+
+    @property
+    def _title(self) -> str:
+        """What ran."""
         size = len(next(iter(self.samples.values())))
-        return {
-            "draws": f"{size:,} of {names_and_shapes(latents)}",
-            **mean_and_sd(numbers(latents)),
-            "simulations": None if self.simulations is None else f"{len(self.simulations):,}",
-            "effective sample size": self.info.get("effective sample size"),
-            "parameters": self.info.get("parameters"),
-        }
+        simulated = "" if self.simulations is None else f" from {len(self.simulations):,} simulations"
+        return f"{self.engine}: {size:,} draws{simulated}"
 
     @property
     def latents(self) -> tuple[str, ...]:
@@ -191,28 +190,24 @@ class Posterior(Recomputed, Saved):
             verbose: Whether to print what was learnt, too, and how the draws were made.
         """
         checks.require(0.0 < prob < 1.0, f"`prob` must lie between 0 and 1; got {prob}.")
+        told, lines = [("warned of", one) for one in self.warned or ("nothing",)], self._lines(verbose)
+        more = "print_summary(verbose=True)" + ", and checks for programs" * bool(self.checks)
+        further = [("more", more)] * (len(lines) < len(self.info))
+        table = aligned(*self._table(prob))
+        print("", self._title, "", *table, "", paragraphs([*told, *lines, *further]), sep="\n")
+
+    def _lines(self, verbose: bool) -> list[tuple[str, str]]:
+        """What a person reads: all, or what says whether to trust it."""
+        chosen = {k: v for k, v in self.info.items() if verbose or k.rpartition(": ")[2].startswith(self.brief)}
+        return [(name, _readable(value, self._labels_of(value))) for name, value in chosen.items()]
+
+    def _table(self, prob: float = 0.9) -> tuple[list[list[str]], int]:
+        """Titles and rows of the summary, and how many rows are left out."""
         every = numbers(self.samples)
-        few = dict(list(every.items())[:SHOWN])
-        rows = {name: self._row(values, prob) for name, values in few.items()}
-        wide = max(10, *map(len, rows))
-        size = len(next(iter(self.samples.values())))
-        simulated = "" if self.simulations is None else f" from {len(self.simulations):,} simulations"
-        print(f"\n{self.engine}: {size:,} draws{simulated}\n")
-        print(" " * wide + "".join(f" {title:>8}" for title, _ in next(iter(rows.values()))))
-        for name, row in rows.items():
-            print(f"{name:>{wide}}" + "".join(f" {value:>8.3g}" for _, value in row))
-        if len(every) > len(few):
-            print(f"{'':>{wide}} and {len(every) - len(few)} numbers more")
-        print()
-        lines = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
-        info = {k: v for k, v in self.info.items() if verbose or k.rpartition(": ")[2].startswith(self.brief)}
-        shorter = len(info) < len(self.info)
-        more = {"more": "print_summary(verbose=True), and checks for programs"} if shorter else {}
-        told = [("warned of", one) for one in self.warned or ("nothing",)] + [*info.items(), *more.items()]
-        wide = max(len(name) for name, _ in told)
-        for name, value in told:
-            lines.initial_indent, lines.subsequent_indent = f"{name:>{wide}}: ", " " * (wide + 2)
-            print(lines.fill(_readable(value, self._labels_of(value))))
+        rows = {name: self._row(values, prob) for name, values in list(every.items())[:SHOWN]}
+        titles = ["", *(title for title, _ in next(iter(rows.values())))]
+        table = [titles, *([name, *(f"{value:.3g}" for _, value in row)] for name, row in rows.items())]
+        return table, len(every) - len(rows)
 
     def _row(self, values: np.ndarray, prob: float) -> list[tuple[str, float]]:
         """Titles and numbers of a row of the summary; each mean and standard deviation has its standard error where

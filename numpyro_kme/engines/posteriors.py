@@ -58,7 +58,8 @@ class Posteriors(Saved):
             "warned of": f"{len(self.warned)} observations, see `warned`" if self.warned else "none",
         }
         hint = "print_summary(), posteriors[0], get_samples(), to_inference_data()"
-        return Card(f"Posteriors of {len(self)} observations by {first.engine}", rows, hint)
+        trouble = "warned of" if self.warned else "no posterior" * bool(self.refused)
+        return Card(f"Posteriors of {len(self)} observations by {first.engine}", rows, hint, trouble=trouble)
 
     @classmethod
     def of(cls, outcomes: Iterator[Outcome]) -> "Posteriors":

@@ -56,6 +56,8 @@ class WeightedPosterior(Posterior):
         coordinates: Coordinates of the simulator's arguments.
     """
 
+    brief = ("effective", "proportion of negative", "missing", "censored", "simulations that failed", "regression")
+
     problem: Problem
     sites: Mapping[str, np.ndarray]
     weights: np.ndarray

@@ -62,7 +62,8 @@ class SurrogateCheck:
             **{label: ", ".join(f"{k} {np.max(v):.2g}" for k, v in found.items()) for label, found in errors.items()},
             "warned of": self.told,
         }
-        return Card("Draws of a chain under a learnt likelihood", rows, "attributes `error_of_mean`, ... have all")
+        hint, trouble = "attributes `error_of_mean`, ... have all", "warned of" * bool(self.told)
+        return Card("Draws of a chain under a learnt likelihood", rows, hint, trouble=trouble)
 
     def findings(self, site: str) -> list[str]:
         """Warnings at a site, and what to do next."""

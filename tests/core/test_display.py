@@ -1,5 +1,6 @@
 """What values print: every public class in at most 15 lines of 80 columns, without arrays."""
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -127,9 +128,25 @@ def test_cards_say_how_big_and_what_next(used):
     assert "300 simulations" in repr(used["simulations"]) and "shift" in repr(used["simulations"])
     assert "not run yet" in repr(used["engine before"]) and "form=KernelMeans" in repr(used["engine before"])
     mean = used["posterior"].samples["shift"].mean()
-    assert f"{mean:.3g} +-" in repr(used["posterior"]) and "next:" in repr(used["posterior"])
+    assert f"    shift {mean:>8.3g} " in repr(used["posterior"]) and "next:" in repr(used["posterior"])
     assert "of 2 observations" in repr(used["posteriors"])
     assert "Posterior by KELFI" in repr(used["posterior"])
+
+
+def test_notebooks_show_what_is_printed_and_a_bar_beside_trouble(kelfi):
+    """All of the table and of what was warned of; values that print as they are made have no HTML."""
+    shown, posterior = kelfi._repr_html_(), kelfi.posterior
+    for line in str(kelfi).splitlines()[:4]:
+        assert all(word in shown for word in line.split())
+    assert "overflow-x: auto" in shown and display.TROUBLE not in shown.replace("<b>warned of</b>: nothing", "")
+    sentence = f"Use `a < b`{' more' * 99}."
+    warned = dataclasses.replace(posterior, warned=(sentence, "Second."))._repr_html_()
+    assert f'<div style="{display.TROUBLE}"><b>warned of</b>: Use <code>a &lt; b</code> more' in warned
+    assert "more.<br>Second.</div>" in warned
+    wide = dataclasses.replace(posterior, samples={"theta": np.zeros((9, 50))}, errors=None)
+    assert wide._repr_html_().count("<tr>") == 41 and "and 10 numbers more" in wide._repr_html_()
+    assert "theta[4]" in repr(wide) and "and 45 numbers more" in repr(wide) and "theta[5]" not in repr(wide)
+    assert kme.kernels.Gaussian(1.0)._repr_html_() is None
 
 
 def test_what_a_card_leaves_out_is_named(kelfi):

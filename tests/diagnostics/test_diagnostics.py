@@ -437,7 +437,11 @@ def test_check_runs_all_and_says_what_to_do_next(exact, capsys):
     assert found.p_value == min(1.0, 2 * min(found.calibration.p_value, by_hand)) < 1e-3 and found.flagged()
     found.print_summary()
     printed = capsys.readouterr().out
-    assert "FLAGGED" in printed and "- location (theta[0]" in printed and "compare `predictive_check`" in printed
+    assert printed.startswith("\nDiagnostics: FLAGGED") and "found: location (theta[0]" in printed
+    assert "compare `predictive_check`" in printed and "data sets show in nine of ten cases" in printed
+    found.print_summary(verbose=True)
+    whole = capsys.readouterr().out
+    assert whole.startswith(printed.partition("  more: ")[0].rstrip(" ")) and "TARP" in whole and "TARP" not in printed
     assert "hardly makes this observation" not in printed
     assert "p-value 0.0033, the smallest that 300 simulations allow" in printed.replace("\n", " ")
     assert max(map(len, printed.splitlines())) <= 80
@@ -453,6 +457,19 @@ def test_check_runs_all_and_says_what_to_do_next(exact, capsys):
     assert negative.startswith("The surrogate at site 'x' is negative at 6%")
     fine.print_summary()
     assert "not flagged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [40, 200])
+def test_errors_that_data_sets_can_show_are_shown_in_nine_of_ten_cases(rng, size):
+    data = {"x": rng.normal(size=(size, 3))}
+    even = (np.arange(size) + 0.5) / size
+    location, factor = Calibration({"a": even}, even, {}, data).visible(0.01)
+    for shift, scale in ((location, 1.0), (0.0, factor), (0.0, 1.0 / factor)):
+        scores = shift + scale * rng.normal(size=(300, size))
+        flagged = [Calibration({"a": stats.norm.cdf(z)}, even, {}, data).p_value < 0.01 for z in scores]
+        assert 0.9 - 4.0 * np.sqrt(0.09 / 300) < np.mean(flagged)
+    small = stats.norm.cdf(0.5 * location + rng.normal(size=(300, size)))
+    assert np.mean([Calibration({"a": ranks}, even, {}, data).p_value < 0.01 for ranks in small]) < 0.7
 
 
 def test_data_that_were_given_by_position_cannot_be_replaced():

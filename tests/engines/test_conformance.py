@@ -451,9 +451,10 @@ def test_the_summary_fits_80_columns_and_speaks_of_no_chain(name, fitted, capsys
     lines = capsys.readouterr().out.splitlines()
     engine.print_summary()
     brief = capsys.readouterr().out.splitlines()
-    more = next((line for line in brief if "more: print_summary(verbose=True)" in line), None)
+    more = "more: print_summary(verbose=True)" in "\n".join(brief)
     assert max(map(len, lines)) <= 80 and len(brief) <= len(lines) and {*brief[:4]} <= {*lines}
-    assert (more is not None) == name.startswith("KELFI") == (len(brief) < len(lines))
+    assert more == (len(brief) < len(lines)) and (more or not name.startswith("KELFI"))
+    assert {*lines[3:5]} <= {*repr(engine).splitlines()}  # the same table
     size, simulations = len(engine.get_samples()["theta"]), engine.posterior.simulations
     made = f" from {len(simulations):,} simulations" if simulations else ""
     assert brief[1] == f"{engine.posterior.engine}: {size:,} draws{made}"
