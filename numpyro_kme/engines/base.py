@@ -197,10 +197,16 @@ class Engine(abc.ABC, Generic[P]):
 
     @door
     def to_inference_data(
-        self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
+        self,
+        *,
+        coords: Mapping | None = None,
+        dims: Mapping | None = None,
+        log_likelihood: bool = False,
+        posterior_predictive: Mapping[str, np.ndarray] | None = None,
     ):
         """`Posterior.to_inference_data` of the last run."""
-        return self.posterior.to_inference_data(coords=coords, dims=dims, log_likelihood=log_likelihood)
+        given: dict[str, Any] = dict(log_likelihood=log_likelihood, posterior_predictive=posterior_predictive)
+        return self.posterior.to_inference_data(coords=coords, dims=dims, **given)
 
 
 @dataclass(eq=False, repr=False)

@@ -236,13 +236,21 @@ class Posterior(Recomputed, Saved):
         )
 
     def to_inference_data(
-        self, *, coords: Mapping | None = None, dims: Mapping | None = None, log_likelihood: bool = False
+        self,
+        *,
+        coords: Mapping | None = None,
+        dims: Mapping | None = None,
+        log_likelihood: bool = False,
+        posterior_predictive: Samples | None = None,
     ):
         """Convert to ArviZ: `InferenceData` under ArviZ 0.x, `DataTree` under 1.x.
 
         Args:
             log_likelihood: Whether to add `pointwise_log_likelihood` as the group `log_likelihood`, for `arviz.loo`: of
                 sites along plates. One that is a single event has no part to leave out, and is not in the group.
+            posterior_predictive: What the model simulates at each draw, `{site: (draws, *shape)}`, as
+                `numpyro.infer.Predictive(model, engine.get_samples())(rng_key)` has it, for `arviz.plot_ppc` and
+                `arviz.plot_loo_pit`. Of the observed sites.
             coords: Values of named dimensions; names of statistics are put in.
             dims: Names of the dimensions of one draw, by variable, those of plates first; when left out names of the
                 plates, where the model is known.
@@ -254,6 +262,9 @@ class Posterior(Recomputed, Saved):
         groups = {"posterior": by_chain(self.samples), "sample_stats": by_chain(self.fields), **self.groups}
         if log_likelihood:
             groups["log_likelihood"] = by_chain(self.pointwise_log_likelihood())
+        if posterior_predictive is not None:
+            observed = self.groups["observed_data"]
+            groups["posterior_predictive"] = by_chain({k: v for k, v in posterior_predictive.items() if k in observed})
         sites = {} if self.problem is None else self.problem.simulators
         named = {
             f"{name}_dim_{len(site.simulator.batch_shape)}": list(site.simulator.labels)

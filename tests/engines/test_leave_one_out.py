@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from numpyro.infer import Predictive
 from scipy import stats
 from scipy.special import logsumexp
 
@@ -46,13 +47,24 @@ def kelfi():
     return engine
 
 
+def loo_pit(data):
+    """`arviz.loo_pit` of one site, as the installed ArviZ has it."""
+    import arviz
+
+    if arviz.__version__.startswith("0."):
+        return arviz.loo_pit(data, y="y")
+    return np.asarray(arviz.loo_pit(data)["y"])
+
+
 @pytest.mark.slow
 def test_loo_of_fifty_normal_trials(kelfi):
-    """The exact value by quadrature over the mean."""
+    """The exact value by quadrature over the mean, and so the probability of less than each trial by the others."""
+    predicted = Predictive(normal, kelfi.get_samples())(jax.random.key(5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         arviz = pytest.importorskip("arviz")
-        found = arviz.loo(kelfi.to_inference_data(log_likelihood=True), pointwise=True)
+        data = kelfi.to_inference_data(log_likelihood=True, posterior_predictive=predicted)
+        found, pit = arviz.loo(data, pointwise=True), loo_pit(data)
     mean = np.linspace(-1.5, 3.0, 2001)
     each = stats.norm.logpdf(Y[:, None], mean, 1.3)
     joint = stats.norm.logpdf(mean, 0.0, 2.0) + each.sum(axis=0)
@@ -60,6 +72,10 @@ def test_loo_of_fifty_normal_trials(kelfi):
     elpd = float(found.elpd_loo if hasattr(found, "elpd_loo") else found.elpd)
     assert abs(elpd - exact.sum()) < 0.5
     assert float(np.max(found.pareto_k)) < 0.7
+    assert [*data["posterior_predictive"].data_vars] == ["y"] and data["posterior_predictive"]["y"].dims[-1] == "trials"
+    others = np.exp(joint - each - logsumexp(joint - each, axis=1, keepdims=True))
+    below = np.sum(others * stats.norm.cdf(Y[:, None], mean, 1.3), axis=1)
+    np.testing.assert_allclose(pit, below, atol=5.0 * 0.5 / np.sqrt(400))  # of 400 draws
 
 
 def test_each_value_is_the_density_of_that_trial(kelfi):
