@@ -73,13 +73,15 @@ class Posterior(Recomputed, Saved):
         return self._as_card("Posterior by ", {}, hint)
 
     def _as_card(self, before: str, rows: Mapping[str, Any], hint: str) -> Card:
-        """What it is, its table, what was warned of, and further rows."""
+        """Make a card of the table, what was warned of, and further rows."""
         told = {"warned of": "\n".join(self.warned) or "nothing", **dict(self._lines(False))}
-        return Card(before + self._title, told | rows, hint, *self._table(), trouble="warned of" * bool(self.warned))
+        return Card(
+            before + self._title, {**told, **rows}, hint, *self._table(), trouble="warned of" * bool(self.warned)
+        )
 
     @property
     def _title(self) -> str:
-        """What ran."""
+        """The engine, and how much it made."""
         size = len(next(iter(self.samples.values())))
         simulated = "" if self.simulations is None else f" from {len(self.simulations):,} simulations"
         return f"{self.engine}: {size:,} draws{simulated}"
@@ -197,7 +199,7 @@ class Posterior(Recomputed, Saved):
         print("", self._title, "", *table, "", paragraphs([*told, *lines, *further]), sep="\n")
 
     def _lines(self, verbose: bool) -> list[tuple[str, str]]:
-        """What a person reads: all, or what says whether to trust it."""
+        """Lines for a person: all, or those that say whether to trust it."""
         chosen = {k: v for k, v in self.info.items() if verbose or k.rpartition(": ")[2].startswith(self.brief)}
         return [(name, _readable(value, self._labels_of(value))) for name, value in chosen.items()]
 
