@@ -254,7 +254,7 @@ add("fit_likelihood", "raising", lambda: learnt(form=kme.KernelMeans(data_kernel
 add("fit_likelihood", "hanging", lambda: fitted()(np.zeros(1), np.zeros(1)), "learnt from 1 arg")
 add("fit_likelihood", "wrongly shaped", lambda: learnt(x=X[:, :0]), "`x` must hold at least one number")
 add("fit_likelihood", "bad prior", lambda: learnt(form=kme.KernelMeans(kme.likelihoods.MarginalLikelihood())), "`y=`")
-add("fit_likelihood", "bad prior", lambda: learnt(theta=0 * THETA), "All rows of `table` are the same")
+add("fit_likelihood", "bad prior", lambda: learnt(theta=0 * THETA), "All rows of arguments are the same")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.array([NAN]), form=published()), "All 1 entries of")
 add("fit_likelihood", "bad observation", lambda: learnt(y=np.zeros(3), form=published()), r"shape .*\(3,\)")
 add("fit_likelihood", "wrong type", lambda: learnt(form="residual"), "`form` must be KernelMeans")

@@ -66,7 +66,7 @@ def text(value: Any) -> str:
     wide, end = max(map(len, kept), default=0) + 2, _wrapped(card.hint, "  next: ", " " * 8)
     room, left = LINES - 1 - len(end), list(kept)
     for label, line in kept.items():
-        lines = _wrapped(_cut(line, EACH * WIDTH), f"  {label:<{wide}}", " " * (wide + 2))[:EACH]
+        lines = _wrapped(line, f"  {label:<{wide}}", " " * (wide + 2), EACH)
         if len(body) + len(lines) > room - (len(left) > 1):
             break
         body += lines
@@ -236,7 +236,8 @@ def _cut(line: str, room: int) -> str:
     return line if len(line) <= room else line[: room - 3].rstrip() + "..."
 
 
-def _wrapped(line: str, first: str, then: str) -> list[str]:
-    """Lines of a text behind a label; none of an empty one."""
+def _wrapped(line: str, first: str, then: str, most: int | None = None) -> list[str]:
+    """Lines of a text behind a label, at most so many; none of an empty one."""
     how: dict[str, Any] = dict(initial_indent=first, subsequent_indent=then, break_on_hyphens=False)
+    how |= dict(max_lines=most, placeholder="...")
     return textwrap.wrap(line, WIDTH, **how) if line else []

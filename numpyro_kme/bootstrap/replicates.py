@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kme._core import checks, child, data_of, fold_in, frozen, jitted, programs, split
+from numpyro_kme._core import checks, child, data_of, fold_in, frozen, jitted, programs, progress, split
 from numpyro_kme.bootstrap.least_squares import LARGEST_REMAINING
 from numpyro_kme.bootstrap.look import BootstrapProblem, Look
 from numpyro_kme.bootstrap.rounds import CHECKED, HARMLESS, Explored, explore
@@ -118,10 +118,12 @@ def emulated_bootstrap(
     weights_key, anchor_key = split(rng_key)
     ids = np.concatenate([PILOT + np.arange(NUM_PILOTS), np.arange(num_samples)])
     reweightings = with_full_data(draw_reweightings(weights_key, problem.data, process, ids), problem.size)
-    look = Look.at_prior(problem)
+    with progress.phase("looking at the prior", problem.progress_bar):
+        look = Look.at_prior(problem)
+        regions = look.regions(child(problem.rng_key, 1), reweightings.weights[: 1 + NUM_PILOTS])
     anchors = _anchors(anchor_key, look, reweightings, np.append(PILOT - 1, ids), prior_draws)
     found = list[Explored]()
-    for i, region in enumerate(look.regions(child(problem.rng_key, 1), reweightings.weights[: 1 + NUM_PILOTS])):
+    for i, region in enumerate(regions):
         if not any(one.region.holds(region.center) for one in found):
             explored = explore(problem, region, reweightings, anchors, NUM_PILOTS, child(problem.rng_key, 2 + i))
             found += [explored] * (not any(one.region.holds(explored.region.center) for one in found))

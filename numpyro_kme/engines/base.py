@@ -61,7 +61,8 @@ class Engine(abc.ABC, Generic[P]):
         if self._found is None:
             hint = "run(rng_key, x=...) infers the latents of the model, where x is an argument of the model"
             return Card(f"{type(self).__name__}, not run yet", rows, hint)
-        hint = "print_summary(), to_inference_data(), diagnostics.predictive_check(rng_key, engine)"
+        check = ", diagnostics.predictive_check(rng_key, engine)" * (self.posterior.problem is not None)
+        hint = f"print_summary(), to_inference_data(){check}"
         return self.posterior._as_card("", rows, hint)
 
     @property

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpyro.distributions import Distribution
 
-from numpyro_kme._core import checks, pieces, shown, split
+from numpyro_kme._core import checks, pieces, progress, shown, split
 from numpyro_kme.bootstrap.least_squares import Targets
 from numpyro_kme.bootstrap.look import ROW_NODES, BootstrapProblem, some_points
 from numpyro_kme.bootstrap.replicates import Replicates, emulated_bootstrap, minimised_bootstrap
@@ -180,7 +180,11 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
         checks.require(takes, f"{type(loss).__name__} takes no covariates. Use MMD(), or one with `takes_covariates`.")
         process = self._process(iid, covariates)
         starts = iid.starts(prior_key, max(PRIOR_DRAWS, TIMES * self.prior_draws))
-        if loss.is_squared_distance(data):
+        learnt = loss.is_squared_distance(data)
+        how = f"learnt from {self.num_nodes:,} simulated points at each of many parameters" if learnt else "by L-BFGS"
+        told = f"PosteriorBootstrap: {self.num_samples:,} minima of {type(loss).__name__}, {how}"
+        progress.say(told, self.progress_bar)
+        if learnt:
             problem = self._problem(search_key, iid, loss, data, starts)
             losses = partial(_emulated_losses, problem)
             found = emulated_bootstrap(run_key, problem, process, self.num_samples, self.prior_draws)
@@ -190,7 +194,8 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
             family = iid.family(covariates)
             nodes = self._nodes(iid, loss, covariates)
             losses = partial(_generic_losses, loss, data, family, nodes, run_key)
-            found = minimised_bootstrap(run_key, loss, data, family, nodes, process, starts, self.num_samples)
+            with progress.phase("minimising the loss", self.progress_bar):
+                found = minimised_bootstrap(run_key, loss, data, family, nodes, process, starts, self.num_samples)
         open_latents = _at_bounds(found, iid)
         found.emit_warnings(open_latents)
         further = {} if found.mixing_proportion is None else {"mixing_proportion": found.mixing_proportion}

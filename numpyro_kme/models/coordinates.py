@@ -159,7 +159,8 @@ class Coordinates:
         checks.concrete(table=table)
         checks.table("table", table, min_rows=2)
         table = np.asarray(table, np.float64)
-        checks.require(bool(np.ptp(table, axis=0).any()), "All rows of `table` are the same.")
+        why = "All rows of arguments are the same: nothing depends on them. Simulate at values that differ."
+        checks.require(bool(np.ptp(table, axis=0).any()), why)
         names = tuple(numbers({"arguments": np.asarray(table)[0]}, lead=0))
         return _fitted(table, "the columns", "no prior is known", names, affine=True)
 

@@ -147,6 +147,7 @@ def test_notebooks_show_what_is_printed_and_a_bar_beside_trouble(kelfi):
     assert wide._repr_html_().count("<tr>") == 41 and "and 10 numbers more" in wide._repr_html_()
     assert "theta[4]" in repr(wide) and "and 45 numbers more" in repr(wide) and "theta[5]" not in repr(wide)
     assert kme.kernels.Gaussian(1.0)._repr_html_() is None
+    assert "more more..." in repr(dataclasses.replace(posterior, warned=(sentence,)))
 
 
 def test_what_a_card_leaves_out_is_named(kelfi):
