@@ -27,7 +27,7 @@ LEAST_EFFECTIVE_SIZE = 10.0
 
 @shown
 class SoftWeights(NamedTuple):
-    """Soft weights.
+    """Soft weights of simulations, and how they were made.
 
     Attributes:
         weights: `(m,)`, with a sum of one.
@@ -40,7 +40,7 @@ class SoftWeights(NamedTuple):
 
 @shown
 class RejectionWeights(NamedTuple):
-    """Accepted simulations.
+    """Simulations that rejection ABC accepts.
 
     Attributes:
         weights: `(m,)`, equal on those that are accepted, with a sum of one.
@@ -188,7 +188,7 @@ class RegressionAdjustment:
     def fit(
         cls, targets: ArrayLike, statistics: ArrayLike, weights: ArrayLike, observed: ArrayLike
     ) -> "RegressionAdjustment":
-        """Regress, and adjust.
+        """Regress parameters on statistics, and adjust them to the observation.
 
         Args:
             targets: `t`, `(m, p)`, best without constraints.

@@ -169,7 +169,7 @@ def _in_order(x: np.ndarray, y: np.ndarray, simulator: Simulator) -> tuple[np.nd
 
 @frozen
 class Check:
-    """Findings of the diagnostics.
+    """Findings of `check`: calibration, the test of the model, predictions and the surrogate.
 
     The rule: distrust the engine on this model if `p_value` is below 0.001. It is twice the smaller of the p-values of
     the calibration and of the misspecification tests (times the number of these), so that an engine whose posteriors
@@ -214,7 +214,7 @@ class Check:
 
     @property
     def p_value(self) -> float:
-        """One for all tests."""
+        """One p-value for all tests."""
         of_model = [test.p_value * len(self.misspecification) for test in self.misspecification.values()]
         return min(1.0, 2.0 * min([self.calibration.p_value, *of_model]))
 

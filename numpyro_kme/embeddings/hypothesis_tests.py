@@ -11,7 +11,7 @@ from numpyro_kme.kernels.base import Kernel, PointSet, num_points
 
 @shown
 class PermutationTest(NamedTuple):
-    """A statistic and how unusual it is.
+    """A statistic and its p-value under permutations.
 
     Attributes:
         statistic: Its value on the data.

@@ -117,7 +117,7 @@ class KernelBayesRule:
         delta: float | None = None,
         tolerance: float = low_rank.TOLERANCE,
     ) -> "KernelBayesRule":
-        """Prepare for any observation.
+        """Factorise what serves every observation.
 
         Args:
             kernel_y: Kernel on observations.

@@ -164,7 +164,7 @@ class ConditionalMeanEmbedding:
     def fit(
         cls, kernel: Kernel, inputs: PointSet, regularisation: float, *, tolerance: float = low_rank.TOLERANCE
     ) -> "ConditionalMeanEmbedding":
-        """Factorise.
+        """Factorise the Gram matrix of the conditions.
 
         Args:
             kernel: `k`, positive definite, with concrete hyperparameters.

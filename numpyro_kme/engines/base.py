@@ -180,20 +180,20 @@ class Engine(abc.ABC, Generic[P]):
         return dict(self.posterior.info)
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
-        """`Posterior.get_samples` of the last run."""
+        """Posterior draws of the last run, `{site: (num_samples, *shape)}`; as `Posterior.get_samples`."""
         return self.posterior.get_samples(group_by_chain)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
-        """`Posterior.get_extra_fields` of the last run."""
+        """Numbers that belong to each draw of the last run; as `Posterior.get_extra_fields`."""
         return self.posterior.get_extra_fields(group_by_chain)
 
     @property
     def checks(self) -> tuple[Limited, ...]:
-        """`Posterior.checks` of the last run."""
+        """Numbers that the last run warns of beyond their limits; as `Posterior.checks`."""
         return self.posterior.checks
 
     def print_summary(self, prob: float = 0.9, verbose: bool = False) -> None:
-        """`Posterior.print_summary` of the last run."""
+        """Print the posterior of the last run and its verdict; as `Posterior.print_summary`."""
         self.posterior.print_summary(prob, verbose)
 
     @door
@@ -205,7 +205,7 @@ class Engine(abc.ABC, Generic[P]):
         log_likelihood: bool = False,
         posterior_predictive: Mapping[str, np.ndarray] | None = None,
     ):
-        """`Posterior.to_inference_data` of the last run."""
+        """Convert the last run to ArviZ; as `Posterior.to_inference_data`."""
         given: dict[str, Any] = dict(log_likelihood=log_likelihood, posterior_predictive=posterior_predictive)
         return self.posterior.to_inference_data(coords=coords, dims=dims, **given)
 

@@ -276,11 +276,11 @@ class Sum(_Composite):
     kernels: tuple[Kernel, ...]
 
     def join(self, values):
-        """Their sum."""
+        """Sum of the members' values."""
         return sum(values[1:], values[0])
 
     def join_logs(self, logs):
-        """Logarithm of the sum of their exponentials."""
+        """Logarithm of the sum of the members' values, from their logarithms."""
         return functools.reduce(namespace(logs).logaddexp, logs)
 
 
@@ -288,11 +288,11 @@ class _Product(_Composite):
     """A product of kernels."""
 
     def join(self, values):
-        """Their product."""
+        """Product of the members' values."""
         return math.prod(values)
 
     def join_logs(self, logs):
-        """Their sum."""
+        """Sum of the members' logarithms."""
         return sum(logs[1:], logs[0])
 
     def log_integral(self, dim):
@@ -340,7 +340,7 @@ class Scaled(_Composite):
         return (self.kernel,)
 
     def join(self, values):
-        """The multiple."""
+        """Multiple of the member's values."""
         return self.scale * values[0]
 
     def join_logs(self, logs):

@@ -160,7 +160,7 @@ class EmpiricalMeasure(Batched):
         return -0.5 * self.squared_mmd(x, y) / self.length_scale / self.length_scale
 
     def diagonal(self, x):
-        """Ones."""
+        """Values of each point with itself, ones, `(n,)`."""
         rows, _ = _measures("x", x)
         return jnp.ones(len(rows), rows.dtype)
 

@@ -134,7 +134,7 @@ class DistributionRegression:
         *,
         tolerance: float | None = None,
     ) -> "DistributionRegression":
-        """Learn from pairs.
+        """Learn from pairs of a data set and its parameters.
 
         Args:
             kernel: `k`, on data sets.

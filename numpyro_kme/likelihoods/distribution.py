@@ -74,7 +74,7 @@ class FittedLikelihood(Saved, Recomputed):
         )
 
     def after(self, before: "FittedLikelihood") -> "FittedLikelihood":
-        """This likelihood with that of a round before among `others`, which counts for no more than one of a half."""
+        """Add the likelihood of the previous round to `others`, where it counts for no more than one of a half."""
         number, further = before.num_simulations, self.num_simulations - before.num_simulations
         bare = replace(before, others=(), shares=())
         return replace(self, others=(*self.others, bare), shares=(*self.shares, min(1.0, number / max(further, 1))))
@@ -323,7 +323,7 @@ class KernelMeansLikelihood(RealValued):
         return new
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Raises: draws come from the simulator itself."""
+        """Raise an error: draws come from the simulator itself."""
         raise checks.explained(
             "A kernel means likelihood has no draws. Leave the site unobserved under `handlers.surrogate` to simulate.",
             NotImplementedError,

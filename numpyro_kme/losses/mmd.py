@@ -144,7 +144,7 @@ class MMD(Loss):
         return replace(self, kernel=kernel, covariate_kernel=covariate, length_scale=None)
 
     def is_squared_distance(self, data):
-        """It is, for data of any kind."""
+        """Tell whether the loss has an `embedding`: for data of any kind."""
         return True
 
     def embedding(self, data, simulated, max_rank):

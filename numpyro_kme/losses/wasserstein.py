@@ -42,7 +42,7 @@ class Wasserstein(Loss):
         return jnp.vdot(plan, self._cost(x, y))
 
     def is_squared_distance(self, data):
-        """It is for scalars where `p` is 2."""
+        """Tell whether the loss has an `embedding`: for scalars where `p` is 2."""
         return self.p == 2.0 and isinstance(data, np.ndarray) and data.size == len(data)
 
     def embedding(self, data, simulated, max_rank):

@@ -110,7 +110,7 @@ class PseudoMarginal(MCMCKernel):
 
     @property
     def sample_field(self):
-        """The latents."""
+        """Name of the field of the state that has the latents."""
         return "z"
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
@@ -140,7 +140,7 @@ class PseudoMarginal(MCMCKernel):
         return jax.jit(first if single else jax.vmap(first))(start, rng_key)
 
     def sample(self, state, model_args, model_kwargs):
-        """One step."""
+        """Take one step of the chain."""
         step = self._step if is_prng_key(state.rng_key) else jax.vmap(self._step, in_axes=(0, None, None))
         return step(state, model_args, model_kwargs)
 
@@ -161,7 +161,7 @@ class PseudoMarginal(MCMCKernel):
         return new
 
     def get_diagnostics_str(self, state):
-        """For the progress bar."""
+        """Text of the progress bar."""
         return f"acc. prob={jnp.mean(state.mean_accept_prob):.2f}"
 
     def __getstate__(self):

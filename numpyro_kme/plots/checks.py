@@ -15,7 +15,7 @@ GRID = 201
 
 
 def ranks(calibration: Calibration, names: Names = None, *, prob: float = 0.95, ax: Any = None, **style: Any) -> Any:
-    """Empirical distribution of the ranks less the uniform one, with a band for the whole curve.
+    """Empirical distribution of the ranks minus the uniform one, with a band for the whole curve.
 
     Calibrated posteriors stay in the band with probability `prob`, at all ranks together (Kolmogorov-Smirnov). A hill:
     posteriors lie too high; a valley: too low; first above and then below: too narrow; the reverse: too wide.

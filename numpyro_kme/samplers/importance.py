@@ -282,7 +282,7 @@ class StandardErrors:
     def of(
         cls, log_ratios: np.ndarray, shares: Sequence[float], effective_size: float, latents: np.ndarray
     ) -> "StandardErrors":
-        """From log ratios of other likelihoods to that of the draws, `(h, n)`, and the latents, `(n, k)`."""
+        """Compute from log ratios of other likelihoods to that of the draws, `(h, n)`, and the latents, `(n, k)`."""
         logs = np.logaddexp.reduce(log_ratios, axis=1) - np.log(len(latents))
         weights = np.exp(log_ratios - logs[:, None]) / len(latents)
         bare = cls(weights, logs, np.array(shares), effective_size, np.zeros(2))

@@ -18,7 +18,7 @@ from numpyro_kme.simulations.store import Store, StoreError
 
 @frozen
 class SimulatedMissing:
-    """NaN is what a simulator gives for what is not recorded, and no failure: reporting, detection, dropping out.
+    """Read NaN in outputs as what a simulator does not record, and not as failure: reporting, detection, dropping out.
 
     Whether an entry is recorded is learnt with its value, so that NaN in the observation tells what it tells in the
     simulations: it need not be missing at random. Infinite values stay failures.
