@@ -41,7 +41,7 @@ def to_inference_data(
     arviz = _arviz()
     groups = {group: {valid(name): value for name, value in held.items()} for group, held in groups.items()}
     dims = {valid(name): tuple(map(valid, named)) for name, named in (dims or {}).items()}
-    coords = {valid(name): values for name, values in (coords or {}).items()}
+    coords = {valid(name): list(values) for name, values in (coords or {}).items()}
     attributes = {
         "created_at": datetime.now(UTC).isoformat(),
         "inference_library": "numpyro_kme",

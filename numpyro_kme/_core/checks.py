@@ -84,12 +84,12 @@ def explained(message: str, error: type[Raised] = ValueError, **details: str) ->
 
 
 @contextmanager
-def needs(what: str, package: str, extra: str) -> Iterator[None]:
+def needs(what: str, package: str) -> Iterator[None]:
     """Say how to install a package that is imported within, and what needs it, where it is not there."""
     try:
         yield
     except ImportError as error:
-        message = f'{what} {package}, which is not installed: pip install "numpyro-kme[{extra}]".'
+        message = f"{what} {package}, which is not installed: pip install {package}."
         raise explained(message, ModuleNotFoundError, name=package) from error
 
 

@@ -21,7 +21,7 @@ class Wasserstein(Loss):
         max_iterations: Most iterations of the network simplex.
 
     Raises:
-        ImportError: For vectors, if POT is not installed: `pip install "numpyro-kme[transport]"`.
+        ImportError: For vectors, if POT is not installed.
     Cost: `O((n + M) log(n + M))` for scalars; about `O(n M)` to `O(n M (n + M))` for vectors.
     References: Peyre and Cuturi (2019); Flamary et al. (2021), JMLR 22.
     """
@@ -66,7 +66,7 @@ class Wasserstein(Loss):
 
     def _plan(self, x, w, y, v):
         """Optimal plan `(n, M)` on the host."""
-        with checks.needs("Wasserstein on vectors needs", "POT", "transport"):
+        with checks.needs("Wasserstein on vectors needs", "POT"):
             import ot
         cost = self._cost(x, y)
 

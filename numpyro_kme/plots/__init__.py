@@ -1,7 +1,7 @@
 """Plots of posteriors, learnt likelihoods and checks. Each function returns a matplotlib figure.
 
 All draw in one style, on the axes `ax` where they are given, else on a new figure of size `figsize`; further keywords
-go to the artist that each names. They need matplotlib, `pip install "numpyro-kme[plots]"`. Everything else that ArviZ
+go to the artist that each names. They need matplotlib, `pip install matplotlib`. Everything else that ArviZ
 draws is drawn from `to_inference_data()`.
 """
 

@@ -26,7 +26,7 @@ LABEL = 2.0
 
 def pyplot() -> Any:
     """Import `matplotlib.pyplot`, or raise an error that says how to install it."""
-    with checks.needs("Plots need", "matplotlib", "plots"):
+    with checks.needs("Plots need", "matplotlib"):
         import matplotlib.pyplot as plt
     return plt
 

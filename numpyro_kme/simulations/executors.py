@@ -121,12 +121,12 @@ def run(
         timeout: Seconds for one simulation.
         report: Called in this thread.
     Raises:
-        ImportError: If cloudpickle is not installed: `pip install "numpyro-kme[executor]"`.
+        ImportError: If cloudpickle is not installed.
         SimulationError: If the executor stops working, or nothing comes back from it though `timeout` limits each
             simulation.
         TypeError: If the simulator cannot be sent.
     """
-    with checks.needs("An executor gets the simulator by", "cloudpickle", "executor"):
+    with checks.needs("An executor gets the simulator by", "cloudpickle"):
         import cloudpickle
 
     pool: Executor = executor.get_executor() if hasattr(executor, "get_executor") else executor

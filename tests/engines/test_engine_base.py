@@ -76,7 +76,7 @@ def test_an_engine_that_keeps_nothing_is_run_again_by_condition(engine):
 @pytest.mark.smoke
 def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):
     """The samples are one chain."""
-    idata = engine.to_inference_data(dims={"b": ["species"]}, coords={"species": ["x", "y", "z"]})
+    idata = engine.to_inference_data(dims={"b": ["species"]}, coords={"species": ("x", "y", "z")})
     np.testing.assert_array_equal(idata["posterior"]["a"].values, engine.get_samples(group_by_chain=True)["a"])
     np.testing.assert_array_equal(idata["posterior"]["a"].values, engine.get_samples()["a"][None])
     assert engine.get_extra_fields(group_by_chain=True)["log_weight"].shape == (1, 100)
