@@ -203,7 +203,8 @@ def calibrate(
     problem = problem_of(engine.posterior)
     engine.require_amortised()
     simulate_key, infer_key, choose_key = split(rng_key, 3)
-    simulations, data, given = data_sets(simulate_key, engine.posterior, num_datasets, plan_of_data(engine), arguments)
+    plan = plan_of_data(engine, progress_bar)
+    simulations, data, given = data_sets(simulate_key, engine.posterior, num_datasets, plan, arguments)
     rng = numpy_rng(choose_key)
     ranks: dict[str, list[np.ndarray]] = {name: [] for name in problem.latents}
     tarp, served = [], []

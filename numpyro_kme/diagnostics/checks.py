@@ -2,6 +2,7 @@
 call, with one rule for when to distrust it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import field
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 import scipy
 
-from numpyro_kme._core import Card, checks, door, frozen, in_jax_types, split
+from numpyro_kme._core import Card, checks, door, frozen, in_jax_types, progress, split
 from numpyro_kme._core.display import paragraphs
 from numpyro_kme.diagnostics.calibration import LEVEL, Calibration, calibrate
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, names_of_numbers, predictive_check
@@ -281,7 +282,8 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
     problem = problem_of(posterior)
     predictive_key, calibrate_key = split(rng_key)
     calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
-    predictive = predictive_check(predictive_key, engine)
+    with nullcontext() if settings.get("progress_bar", True) else progress.no_progress_bars():
+        predictive = predictive_check(predictive_key, engine)
     tests = misspecification_tests(posterior)
     surrogate: Mapping[str, SurrogateCheck] = {}
     if isinstance(posterior, LearntPosterior):

@@ -326,7 +326,8 @@ def check_comparison(
     for number, size in enumerate(np.bincount(np.arange(num_datasets) % len(names))):
         engine, problem = models[names[number]], problem_of(posteriors[names[number]])
         key = child(rng_key, number)
-        simulations, _, given = data_sets(key, engine.posterior, int(size), plan_of_data(engine), arguments)
+        plan = plan_of_data(engine, progress_bar)
+        simulations, _, given = data_sets(key, engine.posterior, int(size), plan, arguments)
         own = problem.kwargs
         data += [{key: value for key, value in one.items() if value is not own.get(key)} for one in given]
         truth += [number] * len(given)

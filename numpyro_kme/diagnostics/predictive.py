@@ -129,7 +129,8 @@ def predictive_check(rng_key: jax.Array, posterior: Posterior | Engine, num_draw
     total = len(next(iter(samples.values())))
     rows = numpy_rng(choose_key).permutation(total)[:num_draws]
     latents = {name: np.asarray(samples[name])[rows] for name in problem.latents}
-    simulations = plan_of_data(given).simulate_at(simulate_key, problem, latents)
+    shown = isinstance(given, Engine) and given.progress_bar
+    simulations = plan_of_data(given, shown).simulate_at(simulate_key, problem, latents)
     predicted, observed = {}, {}
     for site, found in problem.simulators.items():
         if found.mask.any():
@@ -149,7 +150,7 @@ def names_of_numbers(site: str, shape: tuple[int, ...], labels: Sequence[str] = 
     return tuple(f"{label}[{call}]" if len(calls) > 1 else label for call in calls for label in labels)
 
 
-def plan_of_data(found: Engine | Posterior) -> Plan:
+def plan_of_data(found: Engine | Posterior, progress_bar: bool) -> Plan:
     """Plan by which data sets are simulated: on the executor of the engine, within its time limit, with what it takes
     for missing.
 
@@ -166,7 +167,7 @@ def plan_of_data(found: Engine | Posterior) -> Plan:
         lost = any(np.isnan(x).any() for site, x in known.items() if not sites[site].simulator.ragged)
         plan = Plan(1, missing=SimulatedMissing() if lost else None)
     policy: OnFailure = replace(plan.on_failure, then="skip") if isinstance(plan.on_failure, Retry) else "skip"
-    return replace(plan, simulations=None, store=None, version=None, on_failure=policy, progress_bar=False)
+    return replace(plan, simulations=None, store=None, version=None, on_failure=policy, progress_bar=progress_bar)
 
 
 def data_sets(

@@ -69,7 +69,8 @@ class Posterior(Recomputed, Saved):
     """First words of the lines of `info` that a summary has which is not verbose."""
 
     def _card(self) -> Card:
-        hint = "print_summary(), plots.marginals(posterior), diagnostics.predictive_check(key, posterior), save(path)"
+        check = "diagnostics.predictive_check(key, posterior), " * (self.problem is not None)
+        hint = f"print_summary(), plots.marginals(posterior), {check}save(path)"
         return self._as_card("Posterior by ", {}, hint)
 
     def _as_card(self, before: str, rows: Mapping[str, Any], hint: str) -> Card:

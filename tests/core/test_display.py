@@ -128,6 +128,7 @@ def test_cards_say_how_big_and_what_next(used):
     assert "300 simulations" in repr(used["simulations"]) and "shift" in repr(used["simulations"])
     assert "not run yet" in repr(used["engine before"]) and "form=KernelMeans" in repr(used["engine before"])
     mean = used["posterior"].samples["shift"].mean()
+    assert [*used["posterior"].samples] == ["shift", "scale"]  # as the model has them
     assert f"    shift {mean:>8.3g} " in repr(used["posterior"]) and "next:" in repr(used["posterior"])
     assert "of 2 observations" in repr(used["posteriors"])
     assert "Posterior by KELFI" in repr(used["posterior"])
