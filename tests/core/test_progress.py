@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import numpyro_kme as kme
@@ -82,3 +84,15 @@ def test_an_engine_says_beforehand_what_it_will_do(terminal, monkeypatch):
     monkeypatch.setattr(progress, "_moves", lambda: False)
     kme.KELFI(g_and_k.model, 20, num_rounds=2, standard_errors=False).run(jax.random.key(0), x=np.arange(3.0))
     assert terminal().startswith("KELFI: 20 simulations of 3 calls of 'x', in up to 2 rounds\nsimulating: 10\n")
+
+
+def test_the_bootstrap_says_beforehand_what_it_will_do(terminal, monkeypatch):
+    def model(x=None):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", 5):
+            numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+    monkeypatch.setattr(progress, "_moves", lambda: False)
+    engine = kme.PosteriorBootstrap(model, kme.losses.NegativeLogLikelihood(), num_samples=4)
+    engine.run(jax.random.key(0), x=np.arange(5.0))
+    assert terminal().startswith("PosteriorBootstrap: 4 minima of NegativeLogLikelihood, by L-BFGS\n")
