@@ -1,5 +1,6 @@
 """What an engine found for one observation: an immutable value, with its summary and one ArviZ conversion."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -226,8 +227,8 @@ class Posterior(Recomputed, Saved):
     def _labels_of(self, value: Any) -> tuple[str, ...]:
         """Names of the numbers of a vector in `info`, if there are as many statistics."""
         sites = {} if self.problem is None else self.problem.simulators
-        labels = [site.simulator.labels_at(name) for name, site in sites.items()]
-        found = [names for names in labels if np.shape(value) == (len(names),)]
+        as_long = {name: s for name, s in sites.items() if np.shape(value) == (math.prod(s.simulator.event_shape),)}
+        found = [site.simulator.labels_at(name) for name, site in as_long.items()]
         return found[0] if len(found) == 1 else ()
 
     def pointwise_log_likelihood(self) -> dict[str, np.ndarray]:
