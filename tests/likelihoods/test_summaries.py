@@ -78,7 +78,7 @@ def test_statistics_that_depend_on_nothing_are_left_out(distracted):
     assert learnt.statistics.kept == (7, 20, 30)
     assert learnt.statistics.dependent == 2
     np.testing.assert_array_equal(learnt.simulated, x[:, [7, 20, 30]])
-    assert learnt.statistics.describe()["statistics"].startswith("3 of 43 kept: 7, 20, 30, 1 of which only depend")
+    assert learnt.statistics.describe()["statistics"].startswith("3 of 43 kept: x[7], x[20], x[30], 1 of which")
     with pytest.raises(ValueError, match="None of the 40 statistics depends on the parameters"):
         SelectedStatistics().fit(z, np.delete(x, [7, 20, 30], axis=1), "abc")
 
