@@ -30,8 +30,8 @@ PRIOR_COUNT = 0.05
 SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
 
-HEAVY_TAILED_SCALE, HEAVY_TAILED_DEGREES = 2.0, 3.0
-"""Scale, in residual standard deviations, and degrees of freedom of the Student density `p_0`, heavy-tailed."""
+DEGREES = 3.0
+"""Degrees of freedom of the heavy-tailed density."""
 
 
 class Bandwidths(NamedTuple):
@@ -172,12 +172,11 @@ def adapted(residuals: np.ndarray, eps: float, sensitivity: float, counts: np.nd
 
 
 def log_heavy_tailed(v: Any, xp: Any = np) -> Any:
-    """`log p_0`: Student density of residuals `(..., n)`."""
-    n = v.shape[-1]
-    size = xp.sum(xp.square(v / HEAVY_TAILED_SCALE), axis=-1)
-    constant = lgamma(0.5 * (HEAVY_TAILED_DEGREES + n)) - lgamma(0.5 * HEAVY_TAILED_DEGREES)
-    constant -= 0.5 * n * log(HEAVY_TAILED_DEGREES * pi) + n * log(HEAVY_TAILED_SCALE)
-    return constant - 0.5 * (HEAVY_TAILED_DEGREES + n) * xp.log1p(size / HEAVY_TAILED_DEGREES)
+    """`log p_0` of residuals `(..., n)`, each of a Student distribution by itself: what the others say stays the same
+    where one is far out, as a statistic that the model cannot make. Of a joint one all would then say less."""
+    half = 0.5 * (DEGREES + 1.0)
+    constant = lgamma(half) - lgamma(0.5 * DEGREES) - 0.5 * log(DEGREES * pi)
+    return v.shape[-1] * constant - half * xp.sum(xp.log1p(xp.square(v) / DEGREES), axis=-1)
 
 
 def exponentials(logs: Any, xp: Any) -> Any:
