@@ -30,9 +30,6 @@ PRIOR_COUNT = 0.05
 SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
 
-DEGREES = 3.0
-"""Degrees of freedom of the heavy-tailed density."""
-
 
 class Bandwidths(NamedTuple):
     """Length scale `beta` and regularisation `lam` of the weights; bandwidth `eps` of the residuals in their standard
@@ -110,7 +107,7 @@ class _Kernels(NamedTuple):
         """Evaluate at residuals `(m, k)`, in their precision."""
         logs = log_kernels(residuals, residuals, eps, adapted(residuals, eps, sensitivity, np.ones(len(residuals))))
         np.fill_diagonal(logs, -np.inf)
-        return cls(*over_largest(logs), log_heavy_tailed(residuals))
+        return cls(*over_largest(logs), log_heavy_tailed(residuals, DEFENSIVE))
 
     def log_mixture(self, weights: np.ndarray) -> np.ndarray:
         """Log of their sum with weights `(m, m)`."""
@@ -166,17 +163,21 @@ def adapted(residuals: np.ndarray, eps: float, sensitivity: float, counts: np.nd
     np.fill_diagonal(logs, np.diagonal(logs) + np.log(np.maximum(1.0 - 1.0 / counts, 1e-300)))
     over, log_largest = over_largest(logs)
     pilot = log_largest + np.log(over.sum(axis=1) / (counts.sum() - 1.0))
-    pilot = np.logaddexp(pilot, log(DEFENSIVE) + log_heavy_tailed(residuals))
+    pilot = np.logaddexp(pilot, log(DEFENSIVE) + log_heavy_tailed(residuals, DEFENSIVE))
     logs = -sensitivity * (pilot - np.average(pilot, weights=counts))
     return np.exp(np.clip(logs, -10.0, 10.0))  # whose squares, times those of far residuals, float32 holds
 
 
-def log_heavy_tailed(v: Any, xp: Any = np) -> Any:
-    """`log p_0` of residuals `(..., n)`, each of a Student distribution by itself: what the others say stays the same
-    where one is far out, as a statistic that the model cannot make. Of a joint one all would then say less."""
-    half = 0.5 * (DEGREES + 1.0)
-    constant = lgamma(half) - lgamma(0.5 * DEGREES) - 0.5 * log(DEGREES * pi)
-    return v.shape[-1] * constant - half * xp.sum(xp.log1p(xp.square(v) / DEGREES), axis=-1)
+def log_heavy_tailed(v: Any, weight: Any, xp: Any = np) -> Any:
+    """`log p_0` of residuals `(..., n)`: a product of Cauchy densities, so that what the others say stays the same
+    where some are far out, as of statistics that the model cannot make. With this weight it is a joint Cauchy density,
+    by which all then say less: it leads samplers back from where all are far out."""
+
+    def cauchy(square, n):
+        return lgamma(0.5 * (n + 1)) - 0.5 * (n + 1) * (log(pi) + xp.log1p(square))
+
+    each, joint = cauchy(xp.square(v), 1).sum(axis=-1), cauchy(xp.square(v).sum(axis=-1), v.shape[-1])
+    return xp.logaddexp(xp.log1p(-weight) + each, xp.log(weight) + joint)
 
 
 def exponentials(logs: Any, xp: Any) -> Any:
@@ -201,7 +202,7 @@ def log_mixture(v: Any, weights: Any, centres: Any, eps: Any, factors: Any, tail
     """Log of the mixture of kernels (`log_kernels`) with weights `(..., m)`, and the heavy-tailed density at `v`
     `(..., n)`, which has the weight `w`."""
     logs = log_kernels(v, centres, eps, factors, xp)
-    tails = xp.log(tail_weight) + log_heavy_tailed(v, xp)
+    tails = xp.log(tail_weight) + log_heavy_tailed(v, tail_weight, xp)
     # no less than the heavy-tailed component: XLA may compute `logs` twice, and far out, where they are -1e12, they
     # differ by more than the largest exponent of float32
     peak = xp.maximum(xp.max(logs, axis=-1), xp.maximum(tails, xp.finfo(logs.dtype).min))
