@@ -47,7 +47,7 @@ def test_one_interval(fitted, end):
     inside = np.isnan(y)
     learnt = fitted.surrogate.marginal(np.ones(4, bool), inside)
     spread = np.std(X[:, 2])
-    far = Y[2] + spread * np.sinh(np.linspace(-80.0, 80.0, 64_001))  # its logarithm has Cauchy tails
+    far = Y[2] + spread * np.sinh(np.linspace(-80.0, 80.0, 64_001))  # its logarithm has heavy tails
     grid = np.linspace(*end, 4_001) if np.isfinite(end).all() else np.clip(far, *end)
     rows = np.where(inside, grid[:, None], Y)
     densities = np.exp(learnt.at_rows(rows).log_density(Z[:, None]))

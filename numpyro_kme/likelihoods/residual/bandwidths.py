@@ -30,6 +30,10 @@ PRIOR_COUNT = 0.05
 SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
 
+DEGREES = 3.0
+"""Degrees of freedom of the heavy-tailed component, whose variance is finite: tails of one make the posterior of a
+wide prior too wide."""
+
 
 class Bandwidths(NamedTuple):
     """Length scale `beta` and regularisation `lam` of the weights; bandwidth `eps` of the residuals in their standard
@@ -169,14 +173,15 @@ def adapted(residuals: np.ndarray, eps: float, sensitivity: float, counts: np.nd
 
 
 def log_heavy_tailed(v: Any, weight: Any, xp: Any = np) -> Any:
-    """`log p_0` of residuals `(..., n)`: a product of Cauchy densities, so that what the others say stays the same
-    where some are far out, as of statistics that the model cannot make. With this weight it is a joint Cauchy density,
-    by which all then say less: it leads samplers back from where all are far out."""
+    """`log p_0` of residuals `(..., n)`: a product of Student densities, so that what the others say stays the same
+    where a few are far out, as of statistics that the model cannot make. With this weight it is a joint Student
+    density, by which all then say less: it leads samplers back from where all are far out."""
 
-    def cauchy(square, n):
-        return lgamma(0.5 * (n + 1)) - 0.5 * (n + 1) * (log(pi) + xp.log1p(square))
+    def student(square, n):
+        constant = lgamma(0.5 * (DEGREES + n)) - lgamma(0.5 * DEGREES) - 0.5 * n * log(DEGREES * pi)
+        return constant - 0.5 * (DEGREES + n) * xp.log1p(square / DEGREES)
 
-    each, joint = cauchy(xp.square(v), 1).sum(axis=-1), cauchy(xp.square(v).sum(axis=-1), v.shape[-1])
+    each, joint = student(xp.square(v), 1).sum(axis=-1), student(xp.square(v).sum(axis=-1), v.shape[-1])
     return xp.logaddexp(xp.log1p(-weight) + each, xp.log(weight) + joint)
 
 
