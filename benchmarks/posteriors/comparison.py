@@ -171,7 +171,7 @@ PRIOR = np.array([[0.6, 0.4], [-1.5, 0.5]])
 def rare(function, dims, x, number=2000, moves=20, radius=0.02):
     """The log density at `x` of a function of standard normal numbers: the probability of a small ball, by subset
     simulation. Levels halve what is left; half of the moves keep all but the last hundred numbers (errors of
-    measurement). Radii are in standard deviations of outputs; at half of this one the density is the same within .1."""
+    measurement). Radii are in standard deviations of outputs."""
     scale = jax.vmap(function)(jax.random.normal(jax.random.key(0), (1000, dims))).std(axis=0)
     away = jax.vmap(lambda u: jnp.linalg.norm((function(u) - x) / scale))
 

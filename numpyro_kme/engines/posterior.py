@@ -267,8 +267,15 @@ class Posterior(Recomputed, Saved):
         if log_likelihood:
             groups["log_likelihood"] = by_chain(self.pointwise_log_likelihood())
         if posterior_predictive is not None:
-            observed = self.groups["observed_data"]
-            groups["posterior_predictive"] = by_chain({k: v for k, v in posterior_predictive.items() if k in observed})
+            observed, size = self.groups["observed_data"], len(next(iter(self.samples.values())))
+            shapes = {name: np.shape(value) for name, value in posterior_predictive.items()}
+            found = {name: value for name, value in posterior_predictive.items() if name in observed}
+            checks.require(
+                bool(found) and all(shapes[name][:1] == (size,) for name in found),
+                f"`posterior_predictive` must have {size:,} draws of observed sites, of {', '.join(observed)}; got "
+                f"shapes {shapes}. Use `Predictive(model, engine.get_samples())(rng_key)`.",
+            )
+            groups["posterior_predictive"] = by_chain(found)
         sites = {} if self.problem is None else self.problem.simulators
         named = {
             f"{name}_dim_{len(site.simulator.batch_shape)}": list(site.simulator.labels)

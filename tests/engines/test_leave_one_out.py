@@ -73,6 +73,9 @@ def test_loo_of_fifty_normal_trials(kelfi):
     assert abs(elpd - exact.sum()) < 0.5
     assert float(np.max(found.pareto_k)) < 0.7
     assert [*data["posterior_predictive"].data_vars] == ["y"] and data["posterior_predictive"]["y"].dims[-1] == "trials"
+    for wrong in ({"other": predicted["y"]}, {"y": predicted["y"][:7]}):
+        with pytest.raises(ValueError, match="`posterior_predictive` must have"):
+            kelfi.to_inference_data(posterior_predictive=wrong)
     others = np.exp(joint - each - logsumexp(joint - each, axis=1, keepdims=True))
     below = np.sum(others * stats.norm.cdf(Y[:, None], mean, 1.3), axis=1)
     np.testing.assert_allclose(pit, below, atol=5.0 * 0.5 / np.sqrt(400))  # of 400 draws

@@ -31,8 +31,8 @@ SOFTNESS = 0.1
 """Weights below this fraction of `1 / m` count as about zero, smoothly."""
 
 DEGREES = 3.0
-"""Degrees of freedom of the heavy-tailed component, whose variance is finite: tails of one make the posterior of a
-wide prior too wide."""
+"""Degrees of freedom of the heavy-tailed component. Its variance has to be finite: with one degree, narrow posteriors
+under a wide prior get too wide."""
 
 
 class Bandwidths(NamedTuple):
