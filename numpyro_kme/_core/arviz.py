@@ -40,8 +40,7 @@ def to_inference_data(
 
     arviz = _arviz()
     groups = {group: {valid(name): value for name, value in held.items()} for group, held in groups.items()}
-    dims = {valid(name): tuple(map(valid, named)) for name, named in (dims or {}).items()}
-    coords = {valid(name): list(values) for name, values in (coords or {}).items()}
+    dims, coords = named(dims, coords)
     attributes = {
         "created_at": datetime.now(UTC).isoformat(),
         "inference_library": "numpyro_kme",
@@ -53,8 +52,8 @@ def to_inference_data(
         taken = {"chain", "draw"} & set(group)
         checks.require(not taken, f"ArviZ calls dimensions {sorted(taken)}, as sites are called here. Give others.")
         if group:
-            named = _of_calls(groups, dims) if name == "log_likelihood" else dims
-            datasets[name] = _dataset(group, tuple(own.get(name, ("chain", "draw"))), coords, named, attributes)
+            names = _of_calls(groups, dims) if name == "log_likelihood" else dims
+            datasets[name] = _dataset(group, tuple(own.get(name, ("chain", "draw"))), coords, names, attributes)
     if int(arviz.__version__.partition(".")[0]) < 1:
         return arviz.InferenceData(warn_on_custom_groups=False, **datasets)
     return xarray.DataTree.from_dict(datasets)
@@ -81,6 +80,14 @@ def _arviz() -> Any:
 def valid(name: str) -> str:
     """A name that netCDF can hold, for which a slash divides groups."""
     return name.replace("/", ".")
+
+
+def named(
+    dims: Mapping[str, Sequence[str]] | None, coords: Mapping[str, Sequence] | None
+) -> tuple[dict[str, tuple[str, ...]], dict[str, list]]:
+    """Names of dimensions by variable, and values of dimensions, under `valid` names."""
+    found = {valid(name): tuple(map(valid, own)) for name, own in (dims or {}).items()}
+    return found, {valid(name): list(values) for name, values in (coords or {}).items()}
 
 
 def _of_calls(groups: Mapping[str, Group], dims: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -113,23 +120,47 @@ def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.nda
     return {name: {str(key): np.asarray(one.values) for key, one in source[name].data_vars.items()} for name in names}
 
 
+def axes(
+    name: str, shape: Sequence[int], dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence]
+) -> list[tuple[str, Sequence]]:
+    """Dimensions of a variable of this shape, each with the values along it: `<name>_dim_<i>` and 0, 1, ..., unless
+    `dims` names the dimensions, and `coords` gives values of one.
+
+    Raises:
+        ValueError: If there are other than `len(shape)` names, or as many values as a dimension is long.
+    """
+    own = tuple(dims.get(name, ())) or tuple(f"{name}_dim_{i}" for i in range(len(shape)))
+    checks.require(
+        len(own) == len(shape),
+        f"`{name}` has the event shape {tuple(shape)}, and `dims` has {list(own)} for it. Pass one name for each "
+        "event dimension.",
+    )
+    found = [(dim, coords.get(dim, range(size))) for dim, size in zip(own, shape)]
+    for (dim, values), size in zip(found, shape):
+        checks.require(
+            len(values) == size,
+            f"`coords` has {len(values)} values for {dim!r}, along which `{name}` has {size} numbers. Pass one for "
+            "each.",
+        )
+    return found
+
+
 def _dataset(group: Group, sample_dims, coords, dims, attributes):
     import xarray
 
-    variables, used = {}, {}
+    variables: dict[str, Any] = {}
+    used: dict[str, Sequence] = {}
     for name, value in group.items():
         array = np.asarray(value)
-        event = array.ndim - len(sample_dims)
-        named = tuple(dims.get(name, ()))
+        lead = len(sample_dims)
         checks.require(
-            event >= 0 and (not named or len(named) == event),
-            f"`{name}` has shape {array.shape}; it needs the leading dimensions {sample_dims} and the event dimensions "
-            f"{named or '(any)'}. Pass `dims` with one name for each event dimension.",
+            array.ndim >= lead,
+            f"`{name}` has shape {array.shape}; it needs the leading dimensions {sample_dims}.",
         )
-        names = (*sample_dims, *(named or [f"{name}_dim_{i}" for i in range(event)]))
-        variables[name] = (names, array)
-        for dim, size in zip(names, array.shape):
-            used[dim] = coords.get(dim, np.arange(size))
+        own = axes(name, array.shape[lead:], dims, coords)
+        own = [*((dim, coords.get(dim, range(size))) for dim, size in zip(sample_dims, array.shape)), *own]
+        variables[name] = ([dim for dim, _ in own], array)
+        used |= {dim: list(values) for dim, values in own}
     return xarray.Dataset(variables, coords=used, attrs=attributes)
 
 

@@ -2,12 +2,13 @@
 for which none is compiled."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from math import prod
 from operator import itemgetter
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -167,12 +168,16 @@ def split(rng_key: jax.Array, num: int = 2) -> list[jax.Array]:
     return list(map(random.wrap_key_data, fold_in(data_of(rng_key), np.arange(num))))
 
 
-def numbers(arrays: Mapping[str, Any], lead: int = 1) -> dict[str, np.ndarray]:
+def numbers(
+    arrays: Mapping[str, Any], lead: int = 1, along: Mapping[str, Sequence[Sequence]] = MappingProxyType({})
+) -> dict[str, np.ndarray]:
     """Each number of arrays `{name: (n, *shape)}` by its name and index, `{name[i,j]: (n,)}`; of so many leading
-    axes."""
+    axes. An array may have other names than 0, 1, ... `along` its axes."""
     found = {}
     for name, value in arrays.items():
-        for index in np.ndindex(np.shape(value)[lead:]):
-            label = name + (f"[{','.join(map(str, index))}]" if index else "")
+        shape = np.shape(value)[lead:]
+        for index in np.ndindex(shape):
+            named = [str(names[i]) for names, i in zip(along.get(name) or [*map(range, shape)], index)]
+            label = name + (f"[{','.join(named)}]" if index else "")
             found[label] = np.asarray(value)[(*(slice(None),) * lead, *index)]
     return found

@@ -192,9 +192,16 @@ class Engine(abc.ABC, Generic[P]):
         """Numbers that the last run warns of beyond their limits; as `Posterior.checks`."""
         return self.posterior.checks
 
-    def print_summary(self, prob: float = 0.9, verbose: bool = False) -> None:
+    def print_summary(
+        self,
+        prob: float = 0.9,
+        verbose: bool = False,
+        *,
+        coords: Mapping | None = None,
+        dims: Mapping | None = None,
+    ) -> None:
         """Print the posterior of the last run and its verdict; as `Posterior.print_summary`."""
-        self.posterior.print_summary(prob, verbose)
+        self.posterior.print_summary(prob, verbose, coords=coords, dims=dims)
 
     @door
     def to_inference_data(

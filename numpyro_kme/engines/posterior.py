@@ -185,19 +185,28 @@ class Posterior(Recomputed, Saved):
         found = self.errors.relative(table.astype(np.float64)).max(axis=1) * limits
         return tuple(Limited(name, float(one), limit) for name, one, limit in zip(names, found, limits, strict=True))
 
-    def print_summary(self, prob: float = 0.9, verbose: bool = False) -> None:
+    def print_summary(
+        self,
+        prob: float = 0.9,
+        verbose: bool = False,
+        *,
+        coords: Mapping | None = None,
+        dims: Mapping | None = None,
+    ) -> None:
         """Print a table of the posterior, with standard errors of means and standard deviations where they are known,
         and the quantiles between which a fraction `prob` of the draws lies; then what was warned of.
 
         Args:
             prob: Between 0 and 1.
             verbose: Whether to print what was learnt, too, and how the draws were made.
+            coords: Values along named dimensions, `{"school": names}`, to name rows by: as `to_inference_data`.
+            dims: Names of dimensions; as `to_inference_data`.
         """
         checks.require(0.0 < prob < 1.0, f"`prob` must lie between 0 and 1; got {prob}.")
         told, lines = [("warned of", one) for one in self.warned or ("nothing",)], self._lines(verbose)
         more = "print_summary(verbose=True)" + ", and checks for programs" * bool(self.checks)
         further = [("more", more)] * (len(lines) < len(self.info))
-        table = aligned(*self._table(prob))
+        table = aligned(*self._table(prob, coords, dims))
         print("", self._title, "", *table, "", paragraphs([*told, *lines, *further]), sep="\n")
 
     def _lines(self, verbose: bool) -> list[tuple[str, str]]:
@@ -205,9 +214,16 @@ class Posterior(Recomputed, Saved):
         chosen = {k: v for k, v in self.info.items() if verbose or k.rpartition(": ")[2].startswith(self.brief)}
         return [(name, _readable(value, self._labels_of(value))) for name, value in chosen.items()]
 
-    def _table(self, prob: float = 0.9) -> tuple[list[list[str]], int]:
+    def _table(
+        self, prob: float = 0.9, coords: Mapping | None = None, dims: Mapping | None = None
+    ) -> tuple[list[list[str]], int]:
         """Titles and rows of the summary, and how many rows are left out."""
-        every = numbers(self.samples)
+        names, along = arviz.named(self._dims(dims), coords), {}
+        for name, draws in self.samples.items():
+            along[name] = [values for _, values in arviz.axes(arviz.valid(name), np.shape(draws)[1:], *names)]
+        every = numbers(self.samples, along=along)
+        alike = len(every) < sum(np.size(draws[0]) for draws in self.samples.values())
+        checks.require(not alike, "`coords` has the same name twice along a dimension. Give each entry its own.")
         rows = {name: self._row(values, prob) for name, values in list(every.items())[:SHOWN]}
         titles = ["", *(title for title, _ in next(iter(rows.values())))]
         table = [titles, *([name, *(f"{value:.3g}" for _, value in row)] for name, row in rows.items())]
@@ -254,7 +270,8 @@ class Posterior(Recomputed, Saved):
                 sites along plates. One that is a single event has no part to leave out, and is not in the group.
             posterior_predictive: What the model simulates at each draw, `{site: (draws, *shape)}`, as
                 `numpyro.infer.Predictive(model, engine.get_samples())(rng_key)` has it, for `arviz.plot_ppc` and
-                `arviz.plot_loo_pit`. Of the observed sites.
+                `arviz.plot_loo_pit`. Of the observed sites. Where each call along a plate has several numbers,
+                `plot_loo_pit` takes one at a time: `idata.sel(x_dim_1=0)`.
             coords: Values of named dimensions; names of statistics are put in.
             dims: Names of the dimensions of one draw, by variable, those of plates first; when left out names of the
                 plates, where the model is known.
@@ -276,24 +293,29 @@ class Posterior(Recomputed, Saved):
                 f"shapes {shapes}. Use `Predictive(model, engine.get_samples())(rng_key)`.",
             )
             groups["posterior_predictive"] = by_chain(found)
-        sites = {} if self.problem is None else self.problem.simulators
+        sites, dims = {} if self.problem is None else self.problem.simulators, self._dims(dims)
         named = {
-            f"{name}_dim_{len(site.simulator.batch_shape)}": list(site.simulator.labels)
+            dim: list(site.simulator.labels)
             for name, site in sites.items()
             if site.simulator.labels and site.simulator.event_dim == 1
+            for dim in dims[name][-1:]
         }
         attrs, leading = {"engine": self.engine, **self.info}, {}
         if self.errors is not None:
             groups["standard_errors"] = {name: self._of_moments(value) for name, value in self.samples.items()}
             named["moment"], leading["standard_errors"] = ["mean", "sd"], ["moment"]
-        known: Mapping = {} if self.problem is None else self.problem.dims
-        coords, dims = {**named, **(coords or {})}, {**known, **(dims or {})}
+        coords = {**named, **(coords or {})}
         return arviz.to_inference_data(groups, coords=coords, dims=dims, attrs=attrs, leading=leading)
 
-    def summary(self) -> Any:
+    def _dims(self, dims: Mapping | None) -> dict[str, tuple[str, ...]]:
+        """Names of dimensions by variable: those given, else those of the model, where it is known."""
+        return {**({} if self.problem is None else self.problem.dims), **(dims or {})}
+
+    def summary(self, *, coords: Mapping | None = None, dims: Mapping | None = None) -> Any:
         """`arviz.summary` of the draws, a table of pandas, with standard errors as `mcse_mean` and `mcse_sd` where they
-        are known; what ArviZ gives there is what the number of draws adds to them."""
-        table = arviz.summary(self.to_inference_data())
+        are known; what ArviZ gives there is what the number of draws adds to them. Rows are named by `coords` and
+        `dims`, as `to_inference_data` takes them."""
+        table = arviz.summary(self.to_inference_data(coords=coords, dims=dims))
         if self.errors is not None:
             errors = np.concatenate([self._of_moments(v).reshape(2, -1) for v in self.samples.values()], axis=1)
             table["mcse_mean"], table["mcse_sd"] = errors * [np.ones(len(table)), table["sd"]]

@@ -50,7 +50,8 @@ class Problem(Recomputed):
         latents: What is to be inferred, in the order of the model.
         simulators: The sites that come from simulators, observed or not.
         factors: Names of the other observed sites, which have densities, and of factors.
-        deterministics: Names of the deterministic sites that do not depend on a simulator's output.
+        deterministics: Deterministic sites that do not depend on a simulator's output, with the names of their
+            dimensions.
     """
 
     what = "a model as `Problem.read(model)` gives it"
@@ -61,7 +62,7 @@ class Problem(Recomputed):
     latents: Mapping[str, Latent]
     simulators: Mapping[str, SimulatorSite]
     factors: tuple[str, ...]
-    deterministics: tuple[str, ...]
+    deterministics: Mapping[str, tuple[str, ...]]
 
     @classmethod
     def read(cls, model: Callable, *args, **kwargs) -> "Problem":
@@ -98,9 +99,9 @@ class Problem(Recomputed):
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
-        """Names of the dimensions of latents and of simulator sites, `{site: names}`, those of plates by theirs."""
+        """Names of the dimensions of latents, deterministic and simulator sites, `{site: names}` (`dimensions`)."""
         sites: dict[str, Latent | SimulatorSite] = {**self.latents, **self.simulators}
-        return {name: site.dims for name, site in sites.items()}
+        return {name: site.dims for name, site in sites.items()} | dict(self.deterministics)
 
     @property
     def factor_observations(self) -> dict[str, np.ndarray]:

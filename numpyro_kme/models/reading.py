@@ -17,7 +17,7 @@ from numpyro_kme.models import tracing
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.sites import Latent, SimulatorSite, dimensions
 
-Parts = tuple[Mapping[str, Latent], Mapping[str, SimulatorSite], tuple[str, ...], tuple[str, ...]]
+Parts = tuple[Mapping[str, Latent], Mapping[str, SimulatorSite], tuple[str, ...], Mapping[str, tuple[str, ...]]]
 """Parts of a model, as the last fields of `Problem`: latents, simulators, factors and deterministic sites."""
 
 
@@ -117,11 +117,11 @@ def _parts_of(trace: Mapping, simulators: Mapping[str, Simulator], parents: Mapp
     latents: dict[str, Latent] = {}
     simulated: dict[str, SimulatorSite] = {}
     factors: list[str] = []
-    deterministics: list[str] = []
+    deterministics: dict[str, tuple[str, ...]] = {}
     for name, site in trace.items():
         fed = set(parents.get(name, ())) & set(simulators)
         if site["type"] == "deterministic" and not fed:
-            deterministics.append(name)
+            deterministics[name] = dimensions(name, site)
         if site["type"] != "sample":
             continue
         checks.require(
@@ -139,7 +139,7 @@ def _parts_of(trace: Mapping, simulators: Mapping[str, Simulator], parents: Mapp
             series = (name,) if "_scan_current_index" in site["infer"] else ()  # each step depends on the one before
             behind = parents[name] or series
             latents[name] = Latent(site["fn"], np.asarray(site["value"]), behind, dimensions(name, site))
-    return latents, simulated, tuple(factors), tuple(deterministics)
+    return latents, simulated, tuple(factors), deterministics
 
 
 def _check_likelihood(name: str, site: Mapping) -> None:

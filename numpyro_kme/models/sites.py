@@ -17,12 +17,18 @@ from numpyro_kme.models.simulator_functions import call_back
 
 
 def dimensions(name: str, site: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the dimensions of a site of a trace: of a plate along it, else `<name>_dim_<i>`, as ArviZ has them."""
-    shape = np.shape(site["value"])
-    found, batch = [f"{name}_dim_{i}" for i in range(len(shape))], len(shape) - site["fn"].event_dim
-    for frame in site["cond_indep_stack"]:
+    """Names of the dimensions of a site of a trace: of plates along it, and `infer={"event_dims": names}` of its event,
+    else `<name>_dim_<i>`, as ArviZ has them."""
+    shape, plates = np.shape(site["value"]), site["cond_indep_stack"]
+    depth = max((-frame.dim for frame in plates), default=0)  # of a deterministic site, whose event is not known
+    batch = len(shape) - site["fn"].event_dim if "fn" in site else depth
+    found = [f"{name}_dim_{i}" for i in range(len(shape))]
+    events = tuple(site.get("infer", {}).get("event_dims", ()))
+    if len(events) == len(shape) - batch:
+        found[batch:] = events
+    for frame in plates:
         own = batch + frame.dim
-        if own >= 0 and shape[own] == frame.size and frame.name not in ("chain", "draw"):
+        if 0 <= own < len(shape) and shape[own] == frame.size and frame.name not in ("chain", "draw"):
             found[own] = frame.name
     return tuple(found)
 

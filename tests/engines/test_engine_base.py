@@ -94,8 +94,10 @@ def test_inference_data_has_every_group_and_round_trips(engine, tmp_path):
 
 
 def test_wrong_event_names_are_explained():
-    with pytest.raises(ValueError, match=r"`b` has shape \(1, 4, 2\).*one name for each event dimension"):
+    with pytest.raises(ValueError, match=r"`b` has the event shape \(2,\), and `dims` has.*one name for each"):
         arviz.to_inference_data({"posterior": {"b": np.zeros((1, 4, 2))}}, dims={"b": ["u", "v"]})
+    with pytest.raises(ValueError, match=r"`coords` has 3 values for 'u', along which `b` has 2 numbers"):
+        arviz.to_inference_data({"posterior": {"b": np.zeros((1, 4, 2))}}, dims={"b": ["u"]}, coords={"u": "abc"})
 
 
 def test_what_a_run_found_is_no_part_of_what_an_engine_looks_like():

@@ -56,6 +56,22 @@ def loo_pit(data):
     return np.asarray(arviz.loo_pit(data)["y"])
 
 
+def test_one_of_several_numbers_of_each_call_is_chosen_by_its_name():
+    """As the documentation says: ArviZ takes the other groups as they are."""
+    rng = np.random.default_rng(0)
+    mean, y = 0.2 * rng.normal(size=400), rng.normal(size=(30, 2))
+    groups = {
+        "posterior": {"mean": mean[None]},
+        "observed_data": {"y": y},
+        "log_likelihood": {"y": -0.5 * ((y - mean[:, None, None]) ** 2).sum(axis=-1)[None]},
+        "posterior_predictive": {"y": mean[:, None, None][None] + rng.normal(size=(1, 400, 30, 2))},
+    }
+    data = to_inference_data(groups, dims={"y": ["person", "what"]}, coords={"what": ["seconds", "errors"]})
+    single = {group: {"y": groups[group]["y"][..., 0]} for group in ("observed_data", "posterior_predictive")}
+    expected = loo_pit(to_inference_data({**groups, **single}, dims={"y": ["person"]}))
+    np.testing.assert_allclose(loo_pit(data.sel(what="seconds")), expected)
+
+
 @pytest.mark.slow
 def test_loo_of_fifty_normal_trials(kelfi):
     """The exact value by quadrature over the mean, and so the probability of less than each trial by the others."""

@@ -397,7 +397,7 @@ def test_names_that_are_taken():
         learnt(named, "chain", x=1.2).to_inference_data()
 
 
-def test_plates_name_dimensions():
+def test_plates_name_dimensions(capsys):
     """Of latents, simulations, the observation and the log likelihood; names of one's own come before them."""
 
     def schools(x=None):
@@ -416,6 +416,14 @@ def test_plates_name_dimensions():
     found = engine.to_inference_data(dims={"here/x": ["a", "b"]}, coords={plate: ["N", "S", "W"]})
     assert found["observed_data"]["here.x"].dims == ("a", "b")
     assert list(found["posterior"][plate].values) == ["N", "S", "W"]
+    capsys.readouterr()
+    engine.print_summary(coords={"here/school": ["N", "S", "W"], "number": "ab"}, dims={"here/own": [plate, "number"]})
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip().startswith("here/own")]
+    assert rows == [f"here/own[{school},{number}]" for school in "NSW" for number in "ab"]
+    with pytest.raises(ValueError, match="`coords` has the same name twice"):
+        engine.print_summary(coords={plate: ["N", "S", "S"]})
+    table = engine.posterior.summary(coords={plate: ["N", "S", "W"]})
+    assert "here.own[N, 0]" in table.index
 
 
 def test_the_bootstrap_says_what_failed():

@@ -46,7 +46,7 @@ def test_the_parts_of_a_model(problem):
     assert list(problem.latents) == ["theta", "sd", "b"]
     assert [latent.parents for latent in problem.latents.values()] == [(), ("theta",), ()]
     assert list(problem.simulators) == ["x"] and problem.simulators["x"].parents == ("theta", "sd")
-    assert problem.factors == ("y", "penalty") and problem.deterministics == ("scale",)
+    assert problem.factors == ("y", "penalty") and problem.deterministics == {"scale": ()}
     np.testing.assert_array_equal(problem.observations["x"], [0.5, 1.5])
     assert problem.simulators["x"].simulator.name == "total" and problem.simulators["x"].dims == ("x_dim_0",)
 
@@ -120,17 +120,27 @@ def test_log_prior(problem, draws):
 
 
 def groups_model(x=None):
+    slope = dist.Normal(0.0, 1.0).expand([2]).to_event(1)
+    numpyro.sample("slope", slope, infer={"event_dims": ["covariate"]})
     with numpyro.plate("g", 4):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-        with numpyro.plate("r", 3), numpyro.handlers.mask(mask=jnp.array(True)):
-            numpyro.sample("x", Simulator(total, theta[:, None], 1.0, 0.0, event_dims=(1, 0, 0)), obs=x)
+        numpyro.deterministic("twice", jnp.stack([theta, 2.0 * theta], axis=-1))
+    numpyro.deterministic("outside", theta)
+    with numpyro.plate("g", 4), numpyro.plate("r", 3), numpyro.handlers.mask(mask=jnp.array(True)):
+        numpyro.sample("x", Simulator(total, theta[:, None], 1.0, 0.0, event_dims=(1, 0, 0)), obs=x)
 
 
 def test_a_simulator_with_groups():
     problem = Problem.read(groups_model, jnp.zeros((3, 4, 2)))
     site = problem.simulators["x"]
     assert site.dims == ("r", "g", "x_dim_2") and site.simulator.groups == (4,)
-    assert site.fn.shape() == (3, 4, 2) and problem.dims["theta"] == ("g",)
+    assert site.fn.shape() == (3, 4, 2)
+    assert {name: problem.dims[name] for name in ("theta", "twice", "outside", "slope")} == {
+        "theta": ("g",),
+        "twice": ("g", "twice_dim_1"),
+        "outside": ("outside_dim_0",),
+        "slope": ("covariate",),
+    }
     draws = problem.draw(random.key(0), 5)
     assert draws.arguments["x"].shape == (5, 4, 3)
     np.testing.assert_allclose(draws.arguments["x"][:, :, 0], draws.latents["theta"], rtol=1e-6)  # XLA may fuse
