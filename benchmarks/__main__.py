@@ -2,6 +2,7 @@
 
 python -m benchmarks                    # what each measures, and how long it takes
 python -m benchmarks NAME [options]     # one of them; NAME --help shows its options
+python -m benchmarks papers [--series path/to/blowfly.csv]   # all of the papers; a stopped one goes on
 
 A benchmark is a file with a function `main`, whose parameters are the options, and which returns the title and the
 sections of its table, and what its figures beside those of a paper are read from.
@@ -12,10 +13,11 @@ import ast
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.helpers import report
+from benchmarks.helpers import code, report
 
 FOLDER = Path(__file__).parent
 
@@ -63,12 +65,26 @@ def parsed(main, doc):
     return vars(parser.parse_args())
 
 
+def papers(series=None):
+    """Make each table of the papers in a process of its own, from rows in `outputs/papers/` that the same code made.
+
+    Benchmarks that need the blowfly counts are left out without them.
+    """
+    for name, path in scripts().items():
+        needs = ["--series", series] if described(path)[2] else []
+        if path.parent.name == "papers" and None not in needs:
+            rows = f"outputs/papers/{name}-{code.digest(name)}.jsonl"
+            subprocess.run([sys.executable, "-m", "benchmarks", name, "--rows", rows, *needs], check=True)
+
+
 def main(name="--help", *options):
     """Run one benchmark with its options, and keep its table."""
     if name in ("--help", "-h"):
-        print(__doc__ + listing())
+        return print(__doc__ + listing())
+    sys.argv = [f"python -m benchmarks {name}", *options]
+    if name == "papers":
+        papers(**parsed(papers, papers.__doc__))
     elif name in scripts():
-        sys.argv = [f"python -m benchmarks {name}", *options]
         module = importlib.import_module(f"benchmarks.{scripts()[name].parent.name}.{name}")
         made = module.main(**parsed(module.main, module.__doc__))
         if made:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import described, listing, main, scripts
 from benchmarks.checks import guard
-from benchmarks.helpers import report
+from benchmarks.helpers import code, report
 
 TABLES = sorted(report.RESULTS.iterdir())
 README = (report.RESULTS.parent / "README.md").read_text()
@@ -16,16 +16,30 @@ README = (report.RESULTS.parent / "README.md").read_text()
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_a_table_says_which_benchmark_made_it(path):
-    """Command, date, machine and versions stand in the third line; no file of a machine is named."""
+    """Command, date, commit, machine and versions stand in the third line; no file of a machine is named."""
     assert path.suffix == ".md"
     text = path.read_text()
     made = text.splitlines()[2]
-    found = re.fullmatch(
-        r"Made by `python -m benchmarks (\w+)[^`]*` on [\d-]{10} \(.*, JAX [\d.]+, NumPyro .*\)\.", made
-    )
+    pattern = r"` on [\d-]{10} \((?:kept in )?commit \w+, code \w+, .*, JAX [\d.]+, NumPyro .*\)\."
+    found = re.fullmatch(r"Made by `python -m benchmarks (\w+)[^`]*" + pattern, made)
     assert found and found[1] in scripts(), made
     assert path.stem.startswith(found[1])
     assert not re.search(r"(?<![\w.)])/\w+/|\\\\|[A-Z]:\\", text)
+
+
+@pytest.mark.parametrize("name", scripts())
+def test_a_table_is_of_the_present_code_or_named(name):
+    """Code that a kept table measures does not change unless the table is made again or the change named."""
+    listed = re.search(rf"^\| `{name}` \| .+ \|$", (report.ROOT / "docs" / "benchmark_tables.md").read_text(), re.M)
+    of_its_day = re.search(r", code (\w+),", (report.RESULTS / f"{name}.md").read_text())[1]
+    older, where = of_its_day != code.digest(name), "the table of docs/benchmark_tables.md"
+    change = f"numpyro_kme/ ({code.MEASURES[name]}) changed: run `{name}` again, or name the change in {where}."
+    assert bool(listed) == older, change if older else f"`{name}` is of the present code: take its row from {where}."
+
+
+def test_docstrings_and_comments_are_no_change():
+    text = '"""Module."""\n\nx = 1  # kept\n"""What x is,\nin two lines."""\n# a comment\n'
+    assert code.statements(text) == ["x = 1  # kept"]
 
 
 def test_results_are_small():
@@ -97,9 +111,9 @@ def test_a_kept_table_is_read_back(tmp_path, monkeypatch):
     """`write` and `rows_of` are inverse; the command names the files that it was given, and not their folders."""
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["python -m benchmarks blowfly", "--rows", "/a/folder/rows.jsonl"])
-    report.write("a_table", "A table", [("Errors", report.table(["size", "error"], [[25, 0.12345], [100, "-"]]))])
-    assert report.rows_of("a_table", "Errors") == [{"size": "25", "error": "0.123"}, {"size": "100", "error": "-"}]
-    assert "Made by `python -m benchmarks blowfly --rows rows.jsonl` on " in (tmp_path / "a_table.md").read_text()
+    report.write("budgets", "A table", [("Errors", report.table(["size", "error"], [[25, 0.12345], [100, "-"]]))])
+    assert report.rows_of("budgets", "Errors") == [{"size": "25", "error": "0.123"}, {"size": "100", "error": "-"}]
+    assert "Made by `python -m benchmarks blowfly --rows rows.jsonl` on " in (tmp_path / "budgets.md").read_text()
 
 
 def test_the_guard_keeps_what_was_before():

@@ -21,14 +21,15 @@ STORED = Path(__file__).with_name("blowfly_prior_mse.json")
 PRIOR_DRAWS, RUNS, BLOCK = 10_000, 1_000, 500
 
 
-def one_run(arguments):
-    return blowfly.blowfly_statistics(*arguments)
+@jax.jit
+def runs(keys, log_theta):
+    return jax.lax.map(lambda one: blowfly.blowfly_statistics(*one), (keys, log_theta), batch_size=BLOCK)
 
 
 def simulate(rng_key, log_theta):
     """Statistics, `(n, 10)`, of one run at each row of `log_theta` `(n, 6)`."""
-    arguments = jax.random.split(rng_key, len(log_theta)), jnp.asarray(log_theta, jnp.float32)
-    return np.asarray(jax.lax.map(one_run, arguments, batch_size=BLOCK), np.float64)
+    keys = jax.random.split(rng_key, len(log_theta))
+    return np.asarray(runs(keys, jnp.asarray(log_theta, jnp.float32)), np.float64)
 
 
 def squared_errors(statistics, observed=blowfly.OBSERVED):

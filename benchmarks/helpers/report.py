@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.helpers import code
 from benchmarks.helpers.published import PUBLISHED
 
-ROOT = Path(__file__).parents[2]
+ROOT = code.ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 FIGURES = ROOT / "docs" / "_static"
 
@@ -121,18 +122,19 @@ def write(name, title, sections, data=None):
     """
     text = "\n\n".join(f"## {heading}\n\n{body}" for heading, body in sections) + beside(name, data)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{origin()}\n\n{text}\n")
+    (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{origin(name)}\n\n{text}\n")
     return text
 
 
-def origin():
+def origin(name):
     """What makes a table, in one line; of a file that it was given, the name alone."""
     command = shlex.join(argument.rpartition("/")[2] for argument in sys.argv[1:])
     machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}"
     named = {"jax": "JAX", "numpyro": "NumPyro", "numpy": "NumPy", "numpyro-kme": "numpyro-kme"}
     versions = ", ".join(f"{label} {version(package)}" for package, label in named.items())
     date = datetime.now(UTC).date().isoformat()
-    return f"Made by `{f'{sys.argv[0]} {command}'.strip()}` on {date} ({machine}, {versions})."
+    made = f"commit {code.commit()}, code {code.digest(name)}"
+    return f"Made by `{f'{sys.argv[0]} {command}'.strip()}` on {date} ({made}, {machine}, {versions})."
 
 
 def beside(name, data):

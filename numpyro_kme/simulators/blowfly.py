@@ -3,7 +3,8 @@ r"""Nicholson's blowflies: a stochastic population with delayed births, summaris
 $$N_t = P\,N_{t-\ell}\,e^{-N_{t-\ell}/N_0}\,e_t + N_{t-1}\,e^{-\delta\varepsilon_t}$$
 
 with a lag $\ell=\max(\mathrm{round}(\tau),1)$ and gamma noise of mean 1, whose variance is $\sigma_p^2$ for
-births ($e_t$) and $\sigma_d^2$ for deaths ($\varepsilon_t$). One step is two days.
+births ($e_t$) and $\sigma_d^2$ for deaths ($\varepsilon_t$). One step is two days. (Sejdinovic's slides on Park et al.
+print $N_{t+1}$ on the left beside $N_{t-\tau}$ on the right, a lag of $\tau+1$.)
 
 References: Wood (2010), Nature 466; Meeds and Welling (2014), UAI; Park et al. (2016), AISTATS; Hsu and Ramos
 (2019), AISTATS, whose prior this is.
