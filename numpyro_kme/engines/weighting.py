@@ -327,8 +327,9 @@ def warn_if_coarse(name: str, found: RegressionAdjustment, signed: bool) -> None
     if coarse.any():
         d = int(np.argmax(np.where(coarse, np.maximum(shift, np.abs(np.log(np.maximum(left, 1e-300)))), 0.0)))
         checks.warn(
-            f"{name}: the posterior is {'coarse' if left[d] < MOST else 'too narrow'}: a regression moves a mean by "
-            f"{shift[d]:.2g} sd, and leaves {left[d]:.2g} sd. Use `regression_adjustment=True`, or more simulations."
+            f"{name}: the posterior is {'coarse' if left[d] < MOST else 'too narrow'}: a regression adjustment would "
+            f"move a mean by {shift[d]:.2g} sd, and make its sd {left[d]:.2g} times as large. Use "
+            "`regression_adjustment=True`, or more simulations."
         )
 
 

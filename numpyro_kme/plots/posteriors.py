@@ -161,7 +161,7 @@ def surrogate(
     axis.set(**dict(zip(("xlabel", "ylabel"), columns)))
     others = [name for name in numbers(latents) if name not in columns]
     if others:
-        axis.set_title(f"{listed(others, 40)} at posterior medians", fontsize="small")
+        axis.set_title(f"at the posterior median of {listed(others, 40)}", fontsize="small")
     legend([axis], ax)
     return figure
 

@@ -121,7 +121,7 @@ def test_a_coarse_posterior_becomes_the_exact_one(cls, settings, bank, fewer):
 
 def test_without_it_a_coarse_posterior_is_told_of(bank):
     engine = kme.K2ABC(location, simulations=bank, epsilon=0.5)
-    with pytest.warns(UserWarning, match=r"K2ABC: the posterior is coarse.*moves a mean by \d.*leaves 0"):
+    with pytest.warns(UserWarning, match=r"K2ABC: the posterior is coarse.*move a mean by \d.*make its sd 0"):
         engine.run(KEY, x=np.full(20, 4.0) + Y)
 
 
@@ -134,7 +134,7 @@ def test_too_narrow_a_posterior_is_told_of(fewer, monkeypatch):
         return basis @ np.linalg.solve((z[:, None] ** np.arange(3)).T @ basis, [1.0, 0.0, (0.2 * SD / 3) ** 2]), {}
 
     monkeypatch.setattr(SignedWeights, "weigh", narrow)
-    with pytest.warns(UserWarning, match=r"KernelABC: the posterior is too narrow.*leaves [2-9]"):
+    with pytest.warns(UserWarning, match=r"KernelABC: the posterior is too narrow.*make its sd [2-9]"):
         kme.KernelABC(location, simulations=fewer).run(KEY, x=Y)
 
 

@@ -94,7 +94,7 @@ def test_surrogate_surface_is_the_likelihood_in_a_slice(engine):
     """The grid's largest value sits at the normal's mean; outside the positive part nothing is drawn."""
     axis, bar = drawn(plots.surrogate(engine, ["b[0]", "b[1]"]))
     assert axis.get_xlabel() == "b[0]" and axis.get_ylabel() == "b[1]" and "log q" in bar.get_ylabel()
-    assert bar.get_ylim() == (-8.0, 0.0) and axis.get_title() == "a at posterior medians"
+    assert bar.get_ylim() == (-8.0, 0.0) and axis.get_title() == "at the posterior median of a"
     points = np.array([[0.5, -0.5], [0.5, 1.5], [3.0, -0.5]])
     latents = {"a": engine.get_samples()["a"], "b": engine.get_samples()["b"]}
     tables = plots.posteriors._slice(latents, ["b[0]", "b[1]"], points)

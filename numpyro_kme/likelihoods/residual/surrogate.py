@@ -221,7 +221,7 @@ class ResidualSurrogate(Surrogate):
             "heavy tails around a line": self._list(np.asarray(side == AROUND)),
             "support bounds": self._list(np.abs(side) == 1.0),
             # A marginal transformation whose `arcsinh` has a larger standard deviation than this is curved
-            "marginal transformations": f"curved: {self._list(np.asarray(marginals.scale) > 0.5)}",
+            "marginal transformations": self._list(np.asarray(marginals.scale) > 0.5),
             "held-out improvement, nats": ", ".join(gained),
             "given those before": self._list(before),
             "residuals": mixed if density.apart is not None else "none",
