@@ -8,6 +8,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for the pages that run: `sphinx-build -j 2` runs two at a time
+compiled = {  # programs that pages have in common, and those of the last build; where tests keep theirs
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / ".pytest_cache" / "xla"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+os.environ.update(compiled | os.environ)
 
 project = "numpyro_kme"
 author = "The numpyro_kme developers"
