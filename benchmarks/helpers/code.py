@@ -1,8 +1,9 @@
 """Which code a kept table measures, and whether it has changed since."""
 
-import ast
 import hashlib
+import io
 import subprocess
+import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,21 +33,23 @@ MEASURES = {
 
 
 def digest(name, package=ROOT / "numpyro_kme"):
-    """Eight hexadecimal digits of the code that a benchmark measures; docstrings and comments do not count."""
+    """Eight hexadecimal digits of the code that a benchmark measures; strings and comments do not count."""
     found = hashlib.sha256()
     for folder in MEASURES[name].split():
         for path in sorted((package / folder).rglob("*.py")):
-            found.update("\n".join([path.name, *statements(path.read_text())]).encode())
+            found.update(" ".join([path.name, *statements(path.read_text())]).encode())
     return found.hexdigest()[:8]
 
 
 def statements(text):
-    """Lines of a module that run."""
-    strings = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr))
-    strings = (node for node in strings if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str))
-    told = {number for node in strings for number in range(node.lineno, node.end_lineno + 1)}
-    lines = (line for number, line in enumerate(text.splitlines(), 1) if number not in told)
-    return [line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    """Tokens of a module but comments, line ends and strings; Python 3.12 has more than one token in an f-string."""
+    depth, kept = 0, []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        depth += (kind == "FSTRING_START") - (kind == "FSTRING_END")
+        if depth == 0 and kind not in ("COMMENT", "FSTRING_END", "NEWLINE", "NL", "STRING"):
+            kept.append(token.string)
+    return kept
 
 
 def commit():
