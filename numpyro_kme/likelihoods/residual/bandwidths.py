@@ -174,15 +174,16 @@ def adapted(residuals: np.ndarray, eps: float, sensitivity: float, counts: np.nd
 
 def log_heavy_tailed(v: Any, weight: Any, xp: Any = np) -> Any:
     """`log p_0` of residuals `(..., n)`: a product of Student densities, so that what the others say stays the same
-    where a few are far out, as of statistics that the model cannot make. With this weight it is a joint Student
-    density, by which all then say less: it leads samplers back from where all are far out."""
+    where some are far out, as of statistics that the model cannot make. With a weight to the power of `n` it is a joint
+    Student density, by which all then say less: it leads samplers back from where all are far out."""
 
     def student(square, n):
         constant = lgamma(0.5 * (DEGREES + n)) - lgamma(0.5 * DEGREES) - 0.5 * n * log(DEGREES * pi)
         return constant - 0.5 * (DEGREES + n) * xp.log1p(square / DEGREES)
 
     each, joint = student(xp.square(v), 1).sum(axis=-1), student(xp.square(v).sum(axis=-1), v.shape[-1])
-    return xp.logaddexp(xp.log1p(-weight) + each, xp.log(weight) + joint)
+    log_weight = v.shape[-1] * xp.log(weight)
+    return xp.logaddexp(xp.log1p(-xp.exp(log_weight)) + each, log_weight + joint)
 
 
 def exponentials(logs: Any, xp: Any) -> Any:
