@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 MEASURES = {
     "all_engines": "abc bootstrap engines likelihoods losses mcmc samplers",
     "blowfly": "likelihoods",
+    "blowfly_rivals": "abc embeddings likelihoods",
     "budgets": "likelihoods",
     "cold_start": "engines likelihoods",
     "comparison": "engines likelihoods samplers",
