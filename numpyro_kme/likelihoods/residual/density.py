@@ -5,8 +5,8 @@ weights `a` of a conditional mean embedding, in a defensive mixture with a heavy
 Student densities, and with weight $w^n$ a joint one. The shrinkage keeps the variance of the residuals: at
 $\epsilon = 1$ the density is normal, as $\epsilon \to 0$ it is the residuals' own. Bandwidths adapt by the factors
 $s_j = (\tilde p(r_j) / g)^{-\alpha}$ of Abramson and Silverman, where $\tilde p$ is a pilot density, a defensive
-mixture of kernels of fixed bandwidth and a heavy-tailed density, and $g$ its geometric mean over the residuals. The density integrates to 1
-in $v$ for every $z$.
+mixture of kernels of fixed bandwidth and a heavy-tailed density, and $g$ its geometric mean over the residuals. The
+density integrates to 1 in $v$ for every $z$.
 
 Kernels around vectors of many residuals have to be wide. Where a product of densities of single residuals says more of
 held-out simulations, it is mixed in.
