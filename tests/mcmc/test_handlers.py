@@ -423,7 +423,7 @@ def test_a_likelihood_of_rounds_warns_of_another_observation(tmp_path):
         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
         numpyro.sample("x", Simulator(one_number, theta), obs=x)
 
-    engine = KELFI(model, 100, num_rounds=2, num_samples=100, progress_bar=False)
+    engine = KELFI(model, 100, num_rounds=2, num_samples=100, standard_errors=False, progress_bar=False)
     engine.run(random.key(0), x=0.5)
     engine.likelihoods["x"].save(tmp_path / "likelihood.npz")
     for likelihood in (engine.likelihoods["x"], FittedLikelihood.load(tmp_path / "likelihood.npz")):
