@@ -23,7 +23,7 @@ MEASURES = {
     "kernel_learning": "kernels",
     "known_posteriors": "engines likelihoods samplers",
     "lotka_volterra": "likelihoods",
-    "misfit": "likelihoods",
+    "misfit": "engines likelihoods samplers",
     "mnle": "likelihoods",
     "rates": "embeddings likelihoods/published",
     "surface": "likelihoods/published",
