@@ -5,9 +5,10 @@
 Root mean squared error of posterior draws about the true parameters, and coverage of central 90% intervals, at 1,000
 simulations, by the share of contaminated data. Ricker and Ornstein-Uhlenbeck: models, priors, 100 series a data set and
 contamination of Huang et al. (2023), where a share of the series is made with other parameters; their statistics are
-learnt by a network, and those here are means and medians over the series of five of each, or the medians alone. Normal:
-mean and variance of 100 draws, a fifth of which have another standard deviation (Frazier and Drovandi, 2021). Weibull:
-of ten statistics of 200 draws the mean and the largest are wrong. Takes an hour.
+learnt by a network, and those here are means and medians over the series of five of each; of Ricker the medians alone
+too, as its means and medians agree on different parameters. Normal: mean and variance of 100 draws, a fifth of which
+have another standard deviation (Frazier and Drovandi, 2021). Weibull: of ten statistics of 200 draws the mean and the
+largest are wrong. Takes an hour.
 """
 
 from typing import Any, NamedTuple
@@ -126,7 +127,7 @@ SERIES = {
 }
 CASES = {
     **{name: series_case(*parts) for name, parts in SERIES.items()},
-    **{f"{name}, medians": series_case(*parts, medians=True) for name, parts in SERIES.items()},
+    "Ricker, medians": series_case(*SERIES["Ricker"], medians=True),
     "normal": Case(
         dist.Normal(0.0, 10.0).expand([1]).to_event(1),
         lambda key, theta: moments(theta[0] + jax.random.normal(key, (100,))),

@@ -77,8 +77,8 @@ class KELFI(SimulationEngine[LearntPosterior]):
         standard_errors: Whether to learn from halves of the simulations too, for the standard errors of the posterior's
             means and standard deviations.
         adjust: Prior probability that a statistic is shifted, such as 0.1, where the model may not be able to make all
-            of them. The shifts are inferred too, from the same simulations; `posterior.shifts()` has them. Calibrate
-            without it: what the model simulates has no shifts.
+            of them; smaller for a statistic that says what the others do not. The shifts are inferred too, from the
+            same simulations; `posterior.shifts()` has them. For the residual form.
         missing: `SimulatedMissing()` where the simulator itself gives NaN; when left out NaN is missing at random.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is
             one batch of parallel runs, and a store is for one round.
@@ -116,11 +116,11 @@ class KELFI(SimulationEngine[LearntPosterior]):
         checks.require(one, f"`store` keeps prior draws: leave it out, or pass num_rounds=1; got {self.num_rounds}.")
         for one in self.statistics.values() if isinstance(self.statistics, Mapping) else [self.statistics]:
             checks.instance("statistics", one, Statistics | None, "SemiAutomaticStatistics() or SelectedStatistics()")
-        whole = self.missing is None and self.statistics is None and not isinstance(self.form, KernelExponentialFamily)
+        whole = self.missing is None and self.statistics is None and isinstance(self.form, ResidualKernelMeans | None)
         checks.require(
             self.adjust is None or (isinstance(self.adjust, float) and 0.0 < self.adjust < 1.0 and whole),
-            "`adjust` must be a probability, of statistics that are numbers: leave `statistics` and `missing` out; got "
-            f"{self.adjust}.",
+            "`adjust` must be a probability, of statistics that are numbers: leave `statistics` and `missing` out, and "
+            f"let `form` be ResidualKernelMeans(...); got {self.adjust}.",
         )
         first = self.num_simulations // number
         checks.require(

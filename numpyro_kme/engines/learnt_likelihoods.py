@@ -136,6 +136,8 @@ class LearntLikelihoods(Recomputed):
                 charts[site] = coordinates = (first or Coordinates.from_prior(rng_key, problem, site)).covering(theta)
                 known = before if before and coordinates is first else None
                 measures[site] = known.measures[site] if known else prior_measure(rng_key, problem, site, coordinates)
+                if known and isinstance(form, Adjusted):
+                    form = form.as_in(known.likelihoods[site].surrogate)
                 how = {"coordinates": coordinates, "measure": measures[site], **further}
                 fitted = fit_likelihood(theta, x, form=form, standard_errors=False, **how)
                 fitted = replace(fitted, near=simulations.near.get(site))

@@ -17,6 +17,7 @@ from scipy import special
 from numpyro_kme._core import checks, compat, host, numpy_function, numpy_rng, pieces, saveable
 from numpyro_kme._core.programs import Program, Recomputed, split
 from numpyro_kme.embeddings.measures import Measure
+from numpyro_kme.likelihoods.adjusted import AdjustedSurrogate
 from numpyro_kme.likelihoods.distribution import FittedLikelihood
 from numpyro_kme.likelihoods.prepared import PreparedLikelihood, prepare
 from numpyro_kme.models.problem import Problem, discrete_message
@@ -94,6 +95,19 @@ class LearntModel(Recomputed):
             total = total + prepared.total(z[name], *counting)
         return total
 
+    def guided(self, site: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Coordinates of a site's arguments for those of a sampler, `(n, D)` (`LikelihoodAt.guided`)."""
+        return self._prepared[site].guided(z)
+
+    def guided_vectors(self, u: np.ndarray, given: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """The same for vectors `(n, D)`, in which the scores of shifts change."""
+        found, log_ratio = u.copy(), np.zeros(len(u))
+        arguments = host.to_host(self._rest(u, dict(given))[2]) if self._shifts else {}
+        for name, columns in self._shifts.items():
+            z, added = self.guided(name, self.likelihoods[name].coordinates.table(arguments[name]))
+            found[:, columns], log_ratio = z[:, -len(columns) :], log_ratio + added
+        return found, log_ratio
+
     def pointwise(self, latents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Log likelihood of each call that counts at latents `{site: (n, *shape)}`, `{site: (n, *batch)}`, or `(n,
         calls)` where some are masked; scales are left out."""
@@ -103,6 +117,14 @@ class LearntModel(Recomputed):
             values = np.broadcast_to(prepared.log_densities(z), (len(z), *site.simulator.batch_shape))
             found[name] = site.counted(values, lead=1)
         return found
+
+    @cached_property
+    def _shifts(self) -> dict[str, np.ndarray]:
+        """Numbers of the entries of vectors that are scores of the shifts of a site."""
+        shifted = [name for name in self._prepared if isinstance(self.likelihoods[name].surrogate, AdjustedSurrogate)]
+        sizes = [prod(shape) for shape in self.rest.shapes.values()] if shifted else []
+        places = np.split(np.arange(sum(sizes)), np.cumsum(sizes))
+        return {name: places[[*self.rest.shapes].index(f"{name}_shift")] for name in shifted}
 
     @cached_property
     def _rest(self) -> Program:
@@ -146,10 +168,16 @@ def draw_in_coordinates(
     ((site, fitted),) = model.likelihoods.items()
 
     def log_likelihood(z):
-        return power * model.log_likelihood({site: z})
+        z, log_ratio = model.guided(site, z)
+        return power * (model.log_likelihood({site: z}) + log_ratio)
 
+    candidates = None
+    if model._shifts:  # far from a mode shifts explain all, so that draws from the prior do not lead to a narrow one
+        candidates = np.array(measure.sample(start_key, len(fitted.simulated)))
+        own = candidates.shape[1] - len(model._shifts[site])
+        candidates[:, :own] = np.asarray(fitted.simulated)[:, :own]
     with host.one_blas_thread:
-        start = adapted_proposal(fit_key, log_likelihood, measure, PARTICLES // MOVES)
+        start = adapted_proposal(fit_key, log_likelihood, measure, PARTICLES // MOVES, candidates)
 
         def log_densities(z):
             log_start = start.log_densities(z)
@@ -158,8 +186,10 @@ def draw_in_coordinates(
         chains = max(num_samples, PARTICLES // MOVES)
         found = temper(temper_key, log_densities, start.sample(start_key, STARTS * chains), chains)
         rows = numpy_rng(pick_key).permutation(len(found.particles))[:num_samples]
-    z, total = found.particles[rows], found.log_density[rows]
-    learnt = (total - measure.log_densities(z)) / power
+    particles = found.particles[rows]
+    z, log_ratio = model.guided(site, particles)
+    relative = found.log_density[rows] - measure.log_densities(particles)
+    learnt, total = relative / power - log_ratio, relative - log_ratio + measure.log_densities(z)
     return as_drawn(fitted.coordinates.latents(z), {site: z}, total, learnt, found)
 
 
@@ -179,10 +209,12 @@ def draw_in_model(rng_key: jax.Array, model: LearntModel, num_samples: int, powe
     def at_each(u):
         """The model at each joint value, with log priors and log likelihoods, `(n, k)` each."""
         given = [{name: np.broadcast_to(v, (len(u), *np.shape(v))) for name, v in row.items()} for row in rows]
-        evaluated = [model.evaluate(u, one) for one in given]
-        terms = [terms for _, _, terms, _ in evaluated]
-        log_prior = np.stack([t.log_prior + t.log_jacobian for t in terms], axis=1)
-        return evaluated, log_prior, power * np.stack([t.log_likelihood for t in terms], axis=1)
+        changed, log_ratios = zip(*(model.guided_vectors(u, one) for one in given))
+        evaluated = [model.evaluate(own, one) for own, one in zip(changed, given)]
+        terms, priors = [terms for _, _, terms, _ in evaluated], [np.square(own) - np.square(u) for own in changed]
+        log_prior = [t.log_prior + t.log_jacobian + 0.5 * p.sum(axis=1) for t, p in zip(terms, priors)]
+        log_likelihood = [t.log_likelihood + log_ratio for t, log_ratio in zip(terms, log_ratios)]
+        return evaluated, np.stack(log_prior, axis=1), power * np.stack(log_likelihood, axis=1)
 
     def log_densities(u):
         _, log_prior, log_likelihood = at_each(u)

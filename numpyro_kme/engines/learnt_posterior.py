@@ -65,14 +65,14 @@ class LearntPosterior(Posterior):
         """The posterior in the coordinates of the one simulator site, with its embedding, moments and predictions.
 
         Raises:
-            ValueError: If other likelihoods, plates or simulator sites stand beside it, it is masked or scaled, or the
-                probability that a call succeeds is a factor (`on_failure="skip"`).
+            ValueError: If other likelihoods, plates or simulator sites stand beside it, it is masked or scaled, its
+                statistics may be shifted, or the probability that a call succeeds is a factor (`on_failure="skip"`).
         """
         problem = problem_of(self)
         checks.require(
             self._plain,
-            "The posterior in coordinates needs one simulator site, without plates, masks, scales or intervals, whose "
-            f"calls all succeed, and no other likelihood; the model has {list(problem.simulators)} and "
+            "The posterior in coordinates needs one simulator site, without plates, masks, scales, intervals or "
+            f"shifts, whose calls all succeed, and no other likelihood; the model has {list(problem.simulators)} and "
             f"{list(problem.factors)}. Use the draws.",
         )
         site, surrogate = problem.site(), self._fitted.surrogate
@@ -81,8 +81,11 @@ class LearntPosterior(Posterior):
 
     @property
     def _plain(self) -> bool:
-        """Tell whether the likelihood of one output is all that there is, without the probability of success."""
-        return plain(self.problem) and self._fitted.success is None
+        """Tell whether the likelihood of one output is all that there is, without the probability of success, and
+        without shifts."""
+        if not plain(self.problem) or isinstance(self._fitted.surrogate, AdjustedSurrogate):
+            return False
+        return self._fitted.success is None
 
     @property
     def _fitted(self) -> FittedLikelihood:

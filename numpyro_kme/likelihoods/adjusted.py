@@ -1,12 +1,26 @@
 r"""Statistics that the model may not be able to make: the likelihood of what the simulator gives plus a shift.
 
-Each statistic is shifted with a probability `p`, by an amount with a Cauchy prior,
+Statistic `i` is shifted with a probability $p_i$, by an amount with a Cauchy prior,
 
 $$ q(y \mid \theta, u) = q(y - s \, \gamma(u) \mid \theta), \qquad u_i \sim N(0, 1), \qquad
-   \gamma(u) = \mathrm{sign}(u) \cot\big( \tfrac{\pi}{2} \min(1, 2 \Phi(-|u|) / p) \big), $$
+   \gamma_i(u) = \mathrm{sign}(u_i) \cot\big( \tfrac{\pi}{2} \min(1, 2 \Phi(-|u_i|) / p_i) \big), $$
 
 a spike at 0 and a slab, as one continuous function of a standard normal number, so that any sampler draws it. It is
 learnt from the simulations of `q` alone. `s` is the robust standard deviation of a statistic over prior draws.
+
+Without a statistic that no other replaces, some parameter is as unknown as before the data. With one probability for
+all, such a shift would be as probable after the data as before, and the posterior have tails as wide as the prior. So
+$p_i$ is in proportion to the precision that the other statistics leave, which makes up for that width,
+
+$$ p_i = p \, |I + J - J_i| / |I + J|, \qquad J = \textstyle\sum_i J_i, $$
+
+with the Fisher information $J_i$ of each about the coordinates, whose prior is standard normal, over prior draws.
+
+A shift that explains a statistic is a narrow mode beside the spike, which no sampler finds by itself. The sampler's own
+normal numbers $e$ therefore become scores $u$ one after another, given the parameters and the statistics before: $e_i$
+chooses spike or slab with about their posterior odds, and in the slab a residual from Student's distribution with two
+degrees of freedom, which the shift leaves. In $e$ the posterior is about that of the parameters times a normal one; the
+ratio $w$ of the prior of `u` to the density with which $e$ draws it goes with the likelihood.
 
 References: Ward et al. (2022), NeurIPS; Kelly et al. (2024), TMLR: robust neural likelihoods with other priors.
 """
@@ -14,19 +28,20 @@ References: Ward et al. (2022), NeurIPS; Kelly et al. (2024), TMLR: robust neura
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
-from scipy.special import ndtr
+from scipy.special import log_expit, log_ndtr, ndtr, ndtri
 
-from numpyro_kme._core import Array, checks, frozen, full_precision, robust_standard_deviation
+from numpyro_kme._core import Array, checks, frozen, full_precision, numpy_function, robust_standard_deviation
 from numpyro_kme.kernels.base import namespace, register
 from numpyro_kme.likelihoods.base import Form, LikelihoodAt, Surrogate
 from numpyro_kme.likelihoods.extrapolation import Region
 from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
+from numpyro_kme.likelihoods.residual.surrogate import OneStatistic, ResidualSurrogate
 
 PROBABLE = 0.5
 """Statistics that are shifted with a larger posterior probability are named."""
@@ -38,37 +53,53 @@ class Adjusted(Form):
 
     Args:
         form: Of the likelihood of what the simulator gives.
-        probability: `p`, prior probability that a statistic is shifted.
-        scale: `s`, one for each statistic; of the simulations when left out.
+        probability: `p`, largest prior probability that a statistic is shifted.
+        scale: `s`, one for each statistic, `(n,)`; of the simulations when left out.
+        information: `J`, `(n, D, D)`; of the simulations when left out.
     """
 
     most_calls = ResidualKernelMeans.most_calls
 
     form: Form = ResidualKernelMeans()
     probability: float = 0.1
-    scale: tuple[float, ...] | None = None
+    scale: Any = None
+    information: Any = None
 
     def known(self, x: np.ndarray) -> "Adjusted":
         """Settings with the scale of outputs `(m, *event)` of prior draws, for all rounds."""
         spread = np.apply_along_axis(robust_standard_deviation, 0, x.reshape(len(x), -1))
-        return replace(self, scale=tuple(np.where(spread > 0.0, spread, 1.0).tolist()))
+        return replace(self, scale=np.where(spread > 0.0, spread, 1.0))
+
+    def as_in(self, learnt: Any) -> "Adjusted":
+        """Settings with the prior of shifts that was learnt from other simulations."""
+        return replace(self, scale=learnt.scale, information=learnt.information)
 
     def fit(self, z, x, *, measure=None, y=None) -> "AdjustedSurrogate":
         """Implement `Form.fit`; the last coordinates are `u`."""
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
-        settings = self if self.scale else self.known(x)
+        settings = self.known(x) if self.scale is None else self
         return settings._around(z, settings.form.fit(z[:, : -x.shape[1]], x))
 
     def again(self, learnt, z, x, rows, *, measure=None, y=None) -> "AdjustedSurrogate":
         """Implement `Form.again`."""
         z, x = np.asarray(z, np.float64), np.asarray(x, np.float64)
         inner = self.form.again(learnt.inner, z[:, : -x.shape[1]], x, rows)
-        return replace(self, scale=tuple(learnt.scale.tolist()))._around(z[rows], inner)
+        return self.as_in(learnt)._around(z[rows], inner)
 
-    def _around(self, z: np.ndarray, inner: Surrogate) -> "AdjustedSurrogate":
-        own = inner.region.weights
-        weights = np.append(np.asarray(own), np.zeros(z.shape[1] - len(own)))  # every shift is supported
-        return AdjustedSurrogate(inner, Region.of(z, weights), np.array(self.scale), self.probability)
+    def _around(self, z: np.ndarray, inner: Any) -> "AdjustedSurrogate":
+        weights, information = np.zeros(z.shape[1]), self.information  # every shift is supported
+        weights[: len(inner.region.weights)] = inner.region.weights
+        if information is None:
+            information = np.zeros((len(self.scale), *inner.information.shape[1:]))
+            information[list(inner.transform.kept)] = inner.information
+        probabilities = self.probability * left_by_others(information)
+        return AdjustedSurrogate(inner, Region.of(z, weights), self.scale, information, probabilities, self.probability)
+
+
+def left_by_others(information: np.ndarray) -> np.ndarray:
+    """`|I + J - J_i| / |I + J|` of the information of statistics about the coordinates, `(n, D, D)`, `(n,)`."""
+    total = np.eye(information.shape[1]) + information.sum(axis=0)
+    return np.exp(np.linalg.slogdet(total - information)[1] - np.linalg.slogdet(total)[1])
 
 
 @register
@@ -79,12 +110,16 @@ class AdjustedSurrogate(Surrogate):
         inner: Of what the simulator gives.
         region: Which parameters were simulated.
         scale: Units of the shifts, `(n,)`.
-        probability: Prior probability of a shift (static).
+        information: Of each statistic about the coordinates, `(n, D, D)`.
+        probabilities: Prior probabilities of shifts, `(n,)`.
+        probability: The largest possible (static).
     """
 
-    inner: Surrogate
+    inner: ResidualSurrogate
     region: Region
     scale: Array
+    information: Array
+    probabilities: Array
     probability: float = field(metadata=dict(static=True))
 
     moves = property(attrgetter("inner.moves"))
@@ -96,7 +131,7 @@ class AdjustedSurrogate(Surrogate):
         """Coordinates of the simulator `(..., D)`, and the shifts `s gamma(u)`, `(..., n)`, in units of the output."""
         xp, number = namespace(z, self), len(self.scale)
         u = z[..., -number:]
-        tail = 2.0 * (ndtr(-np.abs(u)) if xp is np else norm.cdf(-xp.abs(u))) / self.probability
+        tail = 2.0 * (ndtr(-np.abs(u)) if xp is np else norm.cdf(-xp.abs(u))) / xp.asarray(self.probabilities)
         size = 1.0 / xp.tan(0.5 * np.pi * xp.clip(tail, 1e-30, 1.0))
         return z[..., :-number], xp.where(tail < 1.0, xp.sign(u) * size, 0.0) * self.scale
 
@@ -121,11 +156,13 @@ class AdjustedSurrogate(Surrogate):
         return replace(self, inner=self.inner.named(names))
 
     def _marginal(self, seen, last):
-        return replace(self, inner=self.inner.marginal(seen, last))
+        probabilities = self.probability * left_by_others(self.information * seen[:, None, None])
+        return replace(self, inner=self.inner.marginal(seen, last), probabilities=probabilities)
 
     def describe(self) -> Mapping[str, Any]:
         """Report what was learnt."""
-        told = f"each statistic is shifted with prior probability {self.probability:g}"
+        ends = dict.fromkeys(f"{end:.2g}" for end in (np.min(self.probabilities), np.max(self.probabilities)))
+        told = f"each statistic is shifted with prior probability {' to '.join(ends)}"
         return {**self.inner.describe(), "adjusted": told}
 
     def describe_observation(self, y: Any, z: np.ndarray) -> Mapping[str, str]:
@@ -160,3 +197,58 @@ class AdjustedAt(LikelihoodAt):
         z, shift = self.surrogate.split(z)
         rows = namespace(self, z).asarray(self.rows) - shift
         return self.surrogate.inner.at_rows(rows, rows.ndim - 1).log_density(z)
+
+    @numpy_function
+    def guided(self, z):
+        """Implement `LikelihoodAt.guided`, one statistic after another."""
+        learnt, y, z = self.surrogate, np.asarray(self.rows, np.float64), z.copy()
+        number, log_ratio = len(learnt.scale), np.zeros(len(z))
+        own, scores, u = z[:, :-number], z[:, -number:], np.zeros((len(z), 0))
+        others = learnt.inner.one_by_one(own)
+        for i, k in enumerate(learnt.inner.transform.kept):
+            found = _Guide(others.given(i, u), y[k], learnt.probabilities[k], learnt.scale[k])
+            scores[:, k], log_one, v = found(scores[:, k])
+            log_ratio, u = log_ratio + log_one, np.column_stack([u, found.statistic.residual(v)])
+        return z, log_ratio
+
+
+class _Guide(NamedTuple):
+    """Shifts of one statistic that are probable given the parameters and the statistics before it.
+
+    Attributes:
+        statistic: It given those.
+        y: Its value.
+        p: Prior probability of a shift.
+        s: Scale of the shifts.
+    """
+
+    statistic: OneStatistic
+    y: np.ndarray
+    p: np.ndarray
+    s: np.ndarray
+
+    def __call__(self, e: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Scores of shifts for standard normal numbers, the log ratio of prior and proposal densities, and the
+        decorrelated residuals of what is shifted, `(k,)` each."""
+        p, s = self.p, self.s
+        v, log_slope = self.statistic.decorrelated(self.y)
+        log_spike = np.log1p(-p) + _log_student(v) + log_slope
+        log_odds = self._log_slab(self.statistic.value(np.zeros_like(e))) - log_spike
+        log_tail = log_ndtr(-e) - log_expit(log_odds)
+        shifted, tail = log_tail < 0.0, np.clip(np.exp(np.minimum(log_tail, 0.0)), 1e-30, 1.0 - 1e-15)
+        drawn = (1.0 - 2.0 * tail) / np.sqrt(2.0 * tail * (1.0 - tail))
+        made = self.statistic.value(drawn)
+        log_drawn = log_expit(log_odds) + _log_student(drawn) + self.statistic.decorrelated(made)[1]
+        log_ratio = np.where(shifted, self._log_slab(made) - log_drawn, np.log1p(-p) - log_expit(-log_odds))
+        level = np.exp(np.minimum(log_ndtr(e) - log_expit(-log_odds), 0.0))
+        of_shift = -np.sign(self.y - made) * ndtri(p * np.arctan2(s, np.abs(self.y - made)) / np.pi)
+        return np.where(shifted, of_shift, ndtri(0.5 * p + (1.0 - p) * level)), log_ratio, np.where(shifted, drawn, v)
+
+    def _log_slab(self, made: np.ndarray) -> np.ndarray:
+        """Log of the prior density of the shifts of what is made, times the probability of a shift."""
+        return np.log(self.p / (np.pi * self.s)) - np.log1p(np.square((self.y - made) / self.s))
+
+
+def _log_student(u: np.ndarray) -> np.ndarray:
+    """Log density of Student's distribution with two degrees of freedom."""
+    return -1.5 * np.log(2.0 + np.square(u))

@@ -73,6 +73,10 @@ class PreparedLikelihood(LikelihoodAt):
         blocks = np.split(z, range(size, len(z), size))
         return np.concatenate([np.asarray(self._over("log_density", b, 1) + self._log_success(b)) for b in blocks])
 
+    def guided(self, z):
+        """Implement `LikelihoodAt.guided`, of one output."""
+        return self.parts[0].guided(z) if self.lead == () else super().guided(z)
+
     def total(self, z: np.ndarray, mask: Any, scale: Any, plates: int) -> np.ndarray:
         """`log_densities` of the outputs that count, each to the power of its scale, added up, `(k,)`; axes of the
         batch beyond so many `plates` are of plates that were made part of the event."""

@@ -165,9 +165,18 @@ class MarginalTransform:
         """Raw statistics `(..., n)` to transformed ones, by JAX or NumPy."""
         return (xp.arcsinh((x - self.centre) / self.width) - self.shift) / self.scale
 
+    def inverse(self, t: np.ndarray) -> Any:
+        """Transformed statistics `(..., n)` to raw ones."""
+        return self.centre + self.width * sinh(self.shift + self.scale * t)
+
     def log_slope(self, x: Any, xp: Any = jnp) -> Any:
         """`log dt/dx`, `(..., n)`."""
         return -log_cosh(xp.arcsinh((x - self.centre) / self.width), xp) - xp.log(self.width) - xp.log(self.scale)
+
+
+def sinh(v: Any) -> np.ndarray:
+    """`sinh v` for `|v|` up to 300, beyond which it stays finite."""
+    return np.sinh(np.clip(v, -300.0, 300.0))
 
 
 def log_cosh(v: Any, xp: Any = jnp) -> Any:

@@ -131,15 +131,22 @@ class Mixed(NamedTuple):
 
 
 def adapted_proposal(
-    rng_key: jax.Array, log_likelihood: Callable[[np.ndarray], np.ndarray], measure: Measure, n: int
+    rng_key: jax.Array,
+    log_likelihood: Callable[[np.ndarray], np.ndarray],
+    measure: Measure,
+    n: int,
+    candidates: np.ndarray | None = None,
 ) -> Mixed:
     """A mixture of normals about as wide as the posterior `q(y | z) p(dz)`, by rounds of `n` weighted particles
-    (`adaptive_importance_sampling`), and of a tenth of the measure itself, so that importance weights are bounded.
+    (`adaptive_importance_sampling`), and of a tenth of the measure itself, so that importance weights are bounded. In
+    the first round `candidates` `(k, D)`, if any, stand beside draws from the measure.
 
     Reference: Hesterberg (1995), Technometrics 37.
     """
     proposal: Measure | Mixed = measure
     particles = np.asarray(measure.sample(child(rng_key, 0), n))
+    if candidates is not None:
+        particles = np.concatenate([particles, candidates])
     for number in range(1, 16):
         key = child(rng_key, number)
         log_ratio = measure.log_densities(particles) - proposal.log_densities(particles)

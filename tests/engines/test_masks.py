@@ -163,7 +163,7 @@ def test_kelfi_against_the_exact_posterior(kelfi, mask, scale):
         covariance = np.eye(2) + PRIOR**2
         evidence = stats.multivariate_normal(np.zeros(2), covariance).logpdf(X[mask])
         assert abs(kelfi.posterior.log_marginal_likelihood() - evidence) < 0.5
-    with pytest.raises(ValueError, match="without plates, masks, scales or intervals"):
+    with pytest.raises(ValueError, match="without plates, masks, scales, intervals or shifts"):
         _ = kelfi.posterior.in_coordinates
     points = {"theta": np.linspace(-1.0, 1.0, 5)}
     prior = stats.norm(0.0, PRIOR).logpdf(points["theta"])

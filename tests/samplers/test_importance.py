@@ -28,6 +28,21 @@ def test_proposals_reach_the_posterior_in_many_dimensions(dim, most, least):
         assert 1.0 / np.sum(weights**2) > least * 4000
 
 
+def test_candidates_lead_to_a_needle(rng):
+    """A posterior that is flat but for a narrow mode, which no draw from the prior is near; candidates are,
+    as those of rounds of simulations."""
+    prior, centre = Normal(np.zeros(2), np.eye(2)), np.array([2.0, -1.0])
+
+    def log_likelihood(z):
+        return np.logaddexp(-40.0, -0.5 * np.sum(np.square((z - centre) / 1e-3), axis=1))
+
+    candidates = np.concatenate([rng.normal(size=(200, 2)), centre + 2e-3 * rng.normal(size=(800, 2))])
+    for given, least, most in ((candidates, 0.3, 1.0), (None, 0.0, 1e-3)):
+        found = importance.adapted_proposal(jax.random.key(0), log_likelihood, prior, 1000, given)
+        near = np.linalg.norm(found.sample(jax.random.key(1), 4000) - centre, axis=1) < 5e-3
+        assert least <= np.mean(near) <= most
+
+
 def test_standard_errors_by_hand(rng):
     """Normal draws, and other normal densities: by the formula with their moments, and the mean over the numbers."""
     draws = np.stack([rng.normal(size=200_000), 3.0 * rng.normal(size=200_000), np.ones(200_000)], axis=1)

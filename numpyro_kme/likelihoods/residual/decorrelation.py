@@ -81,6 +81,18 @@ class TriangularMap:
         curved = xp.maximum(curved, LEAST_LOG_SCALE)
         return (v - location) * xp.exp(-curved), log_scale + curved
 
+    def given(self, i: int, u: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Location and log scale, `(k, 1)` both, of residual `i` given those before it, `(k, i)`, at `z` `(k, D)`."""
+        number, before = len(np.asarray(self.log_scale)), soft_clip(u)
+        location = before @ np.asarray(self.coefficients)[i, :i, None]
+        log_scale = np.full_like(location, np.asarray(self.log_scale)[i])
+        if self.curved is None:
+            return location, log_scale
+        rest = np.zeros((len(u), number - i))  # of which these curves are no functions
+        curves = self.curved.combined(np.eye(2 * number)[[i, number + i]])
+        shift, log_spread = np.split(curves(np.concatenate([z, before, rest], axis=1), np), 2, axis=1)
+        return location + np.exp(log_scale) * shift, log_scale + np.maximum(log_spread, LEAST_LOG_SCALE)
+
 
 def fit_triangular_map(u: np.ndarray, rows: np.ndarray, chosen: np.ndarray) -> tuple[TriangularMap, np.ndarray]:
     """Fit the map by ridge regressions; return it with the held-out decorrelated residuals, `(m, n)`.

@@ -143,7 +143,7 @@ class ResidualKernelMeans(Form):
             standardisation = replace(standardisation, functions=standardisation.functions.combined(matrix))
         return ResidualSurrogate(
             transform,
-            Region.of(z, information.sum(axis=0)),
+            Region.of(z, np.diagonal(information.sum(axis=0))),
             information,
             standardisation,
             learnt.decorrelation,

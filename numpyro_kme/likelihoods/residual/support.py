@@ -26,7 +26,7 @@ from numpyro_kme.kernels.base import register
 from numpyro_kme.likelihoods.residual.location_scale import explained, start_locations
 from numpyro_kme.likelihoods.residual.ridge import features
 from numpyro_kme.likelihoods.residual.smoothness import Inputs, Smoothness
-from numpyro_kme.likelihoods.statistics import log_cosh
+from numpyro_kme.likelihoods.statistics import log_cosh, sinh
 
 FEWEST = 20
 """Simulations for each coefficient of a line, at least."""
@@ -83,6 +83,13 @@ class SupportBounds:
         gaps, bounded = s - line.astype(z.dtype), xp.asarray(self.side) != 0.0
         found = xp.arcsinh(gaps / self.width)
         return xp.where(bounded, found, gaps), xp.where(bounded, -log_cosh(found, xp) - xp.log(self.width), 0.0)
+
+    def inverse(self, bounded: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """The statistics `(..., n)` whose transforms at points `(..., D)` these are."""
+        if not np.any(self.side):
+            return bounded
+        gaps = np.where(np.asarray(self.side) != 0.0, self.width * sinh(bounded), bounded)
+        return self.offset + features(z) @ np.asarray(self.linear).T + gaps
 
     def outside_support(self, s: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Tell whether one of the statistics `(..., n)` is beyond its bound at `(..., D)`, or nearer than its width."""

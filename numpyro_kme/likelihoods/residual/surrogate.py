@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from numpyro_kme._core import Array, checks, host, in_present_precision, numpy_function
 from numpyro_kme.kernels.base import register, take
@@ -44,10 +45,23 @@ class Standardisation:
     def __call__(self, standard: Any, z: Any, xp: Any = jnp) -> tuple[Any, Any]:
         """Residuals of statistics `(..., n)`, in robust standard deviations, at coordinates `(..., D)`, and the logs of
         their derivatives by the statistics, `(..., n)` both."""
-        bounded, log_slope = self.support(standard, z, xp)
+        return self.given(self.moments(z, xp), standard, z, xp)
+
+    def moments(self, z: Any, xp: Any = jnp) -> tuple[Any, Any]:
+        """Locations and log scales at coordinates `(..., D)`, `(..., n)` both."""
         location, log_scale = xp.split(self.functions(z, xp).astype(z.dtype), 2, axis=-1)
+        return location, log_scale
+
+    def given(self, moments: tuple[Any, Any], standard: Any, z: Any, xp: Any = jnp) -> tuple[Any, Any]:
+        """The same, with these locations and log scales."""
+        (location, log_scale), (bounded, log_slope) = moments, self.support(standard, z, xp)
         u = (self.marginals(bounded, xp) - location) * xp.exp(-log_scale)
         return u, self.marginals.log_slope(bounded, xp) + log_slope - log_scale
+
+    def inverse(self, moments: tuple[np.ndarray, np.ndarray], u: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Statistics `(..., n)` with these residuals, locations and log scales."""
+        location, log_scale = moments
+        return self.support.inverse(self.marginals.inverse(location + u * np.exp(log_scale)), z)
 
     def some(self, chosen: np.ndarray) -> "Standardisation":
         """Keep the statistics with these numbers."""
@@ -57,14 +71,15 @@ class Standardisation:
         return Standardisation(support, marginals, functions)
 
     def information(self, standard: np.ndarray, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
-        """Fisher information of each statistic about each coordinate, of normal residuals, `(n, D)`.
+        """Fisher information of each statistic about the coordinates, of normal residuals, `(n, D, D)`.
 
-        The mean over simulations, `(m, n)` at `(m, D)`, of the squared derivatives of a residual and of its log slope,
-        by differences over twice a `step`.
+        The mean over simulations, `(m, n)` at `(m, D)`, of the products of the derivatives of a residual, and of its
+        log slope, by differences over twice a `step`.
         """
         steps = step * np.eye(z.shape[1])
         changes = [np.subtract(self(standard, z + one, np), self(standard, z - one, np)) for one in steps]
-        return np.mean(np.square(np.divide(changes, 2.0 * step)).sum(axis=1), axis=1).T
+        slopes = np.divide(changes, 2.0 * step)
+        return np.einsum("dkmn,ekmn->nde", slopes, slopes) / len(z)
 
 
 @register
@@ -74,7 +89,7 @@ class ResidualSurrogate(Surrogate):
     Attributes:
         transform: Which statistics vary, and the check of observations.
         region: Which parameters were simulated; weights are the information of all statistics about each coordinate.
-        information: Fisher information of each statistic about each coordinate, `(n, D)`.
+        information: Fisher information of each statistic about the coordinates, `(n, D, D)`.
         standardisation: Statistics to residuals.
         decorrelation: Triangular map `V`.
         density: Density `p(v | z)` of decorrelated residuals.
@@ -140,6 +155,11 @@ class ResidualSurrogate(Surrogate):
         standard, nothing = (kept - self.transform.centre) / scale, np.zeros(0)
         return ResidualAt(self, standard, nothing, nothing, -xp.sum(xp.log(scale)))
 
+    def one_by_one(self, z: np.ndarray) -> "OneByOne":
+        """The statistics that vary, each given those before it, at points `(k, D)`."""
+        z = np.asarray(self.region.nearest(z, np))
+        return OneByOne(self, z, self.standardisation.moments(z, np))
+
     @cached_property
     def brief(self) -> "ResidualSurrogate":
         """Implement `LikelihoodAt.brief`: with the density in float32."""
@@ -172,7 +192,7 @@ class ResidualSurrogate(Surrogate):
         return replace(
             self,
             transform=self.transform.some(chosen),
-            region=Region.of(self.simulated, information.sum(axis=0)),
+            region=Region.of(self.simulated, np.diagonal(information.sum(axis=0))),
             information=information,
             standardisation=self.standardisation.some(chosen),
             decorrelation=learnt.decorrelation,
@@ -196,7 +216,7 @@ class ResidualSurrogate(Surrogate):
         prior has 1 in each coordinate: as if both were linear and prior and noise normal. 0 for constant statistics.
         """
         found = np.zeros(self.transform.num_raw)
-        found[list(self.transform.kept)] = 0.5 * np.log1p(np.sum(self.information, axis=1))
+        found[list(self.transform.kept)] = 0.5 * np.log1p(np.trace(self.information, axis1=1, axis2=2))
         return "mutual information", found
 
     def describe(self) -> Mapping[str, Any]:
@@ -262,3 +282,62 @@ class ResidualSurrogate(Surrogate):
         if len(names) in (0, len(chosen)):
             return "all statistics" if names else "none"
         return ", ".join(names[:10]) + f" and {len(names) - 10} more" * (len(names) > 10)
+
+
+class OneByOne(NamedTuple):
+    """Statistics that vary, each given those before it, at points.
+
+    Attributes:
+        learnt: The likelihood.
+        z: The points, `(k, D)`.
+        moments: Locations and log scales of the statistics there, `(k, n)` both.
+    """
+
+    learnt: ResidualSurrogate
+    z: np.ndarray
+    moments: tuple[np.ndarray, np.ndarray]
+
+    def given(self, i: int, u: np.ndarray) -> "OneStatistic":
+        """Statistic number `i`, where those before it have these residuals, `(k, i)`."""
+        learnt, (location, log_scale) = self.learnt, (part[:, [i]] for part in self.moments)
+        shift, log_spread = learnt.decorrelation.given(i, u, self.z)
+        moments = location + np.exp(log_scale) * shift, log_scale + log_spread
+        leaves = learnt.standardisation.support, learnt.standardisation.marginals
+        support, marginals = jax.tree.map(lambda leaf: np.asarray(leaf)[[i]], leaves)
+        maps = Standardisation(support, marginals, learnt.standardisation.functions)
+        centre, scale = np.asarray(learnt.transform.centre)[i], np.asarray(learnt.transform.scale)[i]
+        return OneStatistic(maps, moments, self.z, shift, log_spread, centre, scale)
+
+
+class OneStatistic(NamedTuple):
+    """One statistic given others, at points `(k, D)`: maps of its values to decorrelated residuals, and back.
+
+    Attributes:
+        maps: Its transformations.
+        moments: Its location and log scale, `(k, 1)` both.
+        z: The points.
+        shift, log_spread: Location and log scale of its residual, `(k, 1)` both.
+        centre, scale: Units of its values.
+    """
+
+    maps: Standardisation
+    moments: tuple[np.ndarray, np.ndarray]
+    z: np.ndarray
+    shift: np.ndarray
+    log_spread: np.ndarray
+    centre: np.ndarray
+    scale: np.ndarray
+
+    def decorrelated(self, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Residual of values `(k,)` or of one, and the log of its derivative, `(k,)` both."""
+        standard = np.reshape((y - self.centre) / self.scale, (-1, 1))
+        v, log_slope = self.maps.given(self.moments, standard, self.z, np)
+        return v[:, 0], log_slope[:, 0] - np.log(self.scale)
+
+    def value(self, v: np.ndarray) -> np.ndarray:
+        """Values with decorrelated residuals `(k,)`."""
+        return self.centre + self.scale * self.maps.inverse(self.moments, v[:, None], self.z)[:, 0]
+
+    def residual(self, v: np.ndarray) -> np.ndarray:
+        """Residuals of these, which are not decorrelated."""
+        return self.shift[:, 0] + np.exp(self.log_spread[:, 0]) * v
