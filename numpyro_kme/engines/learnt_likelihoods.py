@@ -167,10 +167,11 @@ class LearntLikelihoods(Recomputed):
         site, fitted = next(iter(self.likelihoods.items()))
         coordinates, measures, number = fitted.coordinates, dict(self.measures), self.engine.num_samples
         model = LearntModel(problem, self.likelihoods)
-        determined = plain(problem) and coordinates.exact and coordinates.one_to_one  # by one simulator's coordinates
+        shared = len(self.likelihoods) == 1 and not (problem.factors or problem.simulators[site].simulator.groups)
+        determined = shared and coordinates.exact and coordinates.one_to_one  # by one simulator's coordinates
         if self.engine.learn_prior:
             checks.require(
-                determined and fitted.success is None,
+                determined and plain(problem) and fitted.success is None,
                 "`learn_prior` needs one simulator site, neither masked nor scaled, whose calls all succeed, no other "
                 "observation, and a prior that is normal in the coordinates of the simulator's arguments. "
                 f"{coordinates.note}",

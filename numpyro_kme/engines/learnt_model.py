@@ -162,7 +162,7 @@ def draw_in_coordinates(
 ) -> PosteriorDraws:
     """Draw in the coordinates of the one simulator site, which determine all latents, with the likelihood to a power.
 
-    The site is neither masked nor scaled, and nothing else is observed.
+    All calls of the site have the same parameters, and nothing else is observed.
     """
     fit_key, start_key, temper_key, pick_key = split(rng_key, 4)
     ((site, fitted),) = model.likelihoods.items()

@@ -15,7 +15,7 @@ nothing is jittered, and what is evaluated does not grow with the number of simu
 References: Canu and Smola (2006), Neurocomputing 69; Arbel and Gretton (2018), AISTATS.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 from jax.scipy.special import logsumexp
-from scipy.special import logsumexp as logsumexp_on_host
 from scipy.special import ndtr, ndtri
 
 from numpyro_kme._core import Array, robust_standard_deviation
@@ -173,6 +172,7 @@ class ExponentialFamily:
         table: `phi(v_k)`, `(K, b)`.
         log_weights: `log (w_k h(v_k))`, `(K,)`.
         score: Mean held-out log density in the search, nats.
+        chosen: Which candidate it is of, and the width, amplitude and length, `(4,)`.
     """
 
     functions: RidgeFunctions
@@ -180,6 +180,13 @@ class ExponentialFamily:
     table: Array
     log_weights: Array
     score: Array
+    chosen: Array
+
+    @property
+    def hyperparameters(self) -> tuple[int, float, float, float]:
+        """These as numbers, by `fit_family`."""
+        kind, *others = map(float, self.chosen)
+        return int(kind), *others  # type: ignore[return-value]
 
     def log_density(self, v: Any, z: Any, xp: Any = jnp) -> Any:
         """`log p(v | z)` of values `(...)` at coordinates `(..., D)`, by JAX or NumPy."""
@@ -194,8 +201,12 @@ class ExponentialFamily:
 
 
 def added(logs: Any, xp: Any) -> Any:
-    """Logarithm of the sum over the last axis."""
-    return logsumexp(logs, axis=-1) if xp is jnp else logsumexp_on_host(logs, axis=-1)
+    """Logarithm of the sum over the last axis; on the host in a tenth of the time that SciPy takes for small sums."""
+    if xp is jnp:
+        return logsumexp(logs, axis=-1)
+    top = np.maximum(logs.max(axis=-1), np.finfo(logs.dtype).min)
+    with np.errstate(divide="ignore"):
+        return top + np.log(np.exp(logs - top[..., None]).sum(axis=-1))
 
 
 class CoordinateFeatures(NamedTuple):
@@ -231,56 +242,73 @@ class CoordinateFeatures(NamedTuple):
         return RidgeFunctions(INTERCEPT * intercept[0], linear.T, self.points, precision, (self._root @ rbf).T)
 
 
-def fit_family(z: np.ndarray, v: np.ndarray, make: Callable[[float], Values]) -> ExponentialFamily:
-    """Learn the distribution of values `(m,)` given coordinates `(m, D)`.
+class Candidate(NamedTuple):
+    """What may stand for the values of an entry: values `(m,)`, their features with a length scale, which of these are
+    tried, and the logs of the slopes of the values, `(m,)`."""
+
+    values: np.ndarray
+    make: Callable[[float], Values]
+    widths: Sequence[float] = WIDTHS
+    log_slope: np.ndarray | float = 0.0
+
+
+def fit_family(
+    z: np.ndarray, candidates: Sequence[Candidate], before: ExponentialFamily | None = None
+) -> ExponentialFamily:
+    """Learn the distribution of values given coordinates `(m, D)`.
 
     Args:
-        z, v: These; rows of the same coordinates are taken together.
-        make: The features of values with a length scale.
+        z: The coordinates; rows of the same are taken together.
+        candidates: What may stand for the values, of which the best is taken.
+        before: What has the hyperparameters; they are searched where left out.
     Cost: for `d` different coordinates, `r` inducing points, `b` features of values and `K` nodes some hundred times
-        `d b (r + K)` operations; the search of hyperparameters as much seven times, of a part of the simulations.
+        `d b (r + K)` operations; the search of hyperparameters as much seven times for each candidate, of a
+        part of the simulations.
     """
     repeats = Repeats.of(z)
     z, number = z[repeats.first], np.bincount(repeats.kind).astype(float)
-
-    def sums(values):
-        """Sums of features of the values at each of the different coordinates, `(d, b)`."""
-        return repeats.reduced(np.add, values(v, np))
-
-    values, basis, start, score = _search(z, number, v, sums, make)
-    table, log_weights = values.at_nodes()
-    weights = maximise(basis(z), number, sums(values), table, log_weights, start)
-    return ExponentialFamily(basis.functions(weights), values, table, log_weights, np.array(score))
-
-
-def _search(z, number, v, sums_of, make) -> tuple[Values, CoordinateFeatures, np.ndarray, float]:
-    """Find the hyperparameters that say most of held-out simulations: features, weights and this score."""
-    most = int(np.clip(SEARCHED // len(make(WIDTHS[0]).nodes), 2000, 20_000))
+    most = int(np.clip(SEARCHED // len(candidates[0].make(WIDTHS[0]).nodes), 2000, 20_000))
     some = np.random.default_rng(0).permutation(len(z))[:most]
     held, kept = np.split(some, [len(some) // 5])
     points = Inputs.pivoted(z, MOST, some[:2000]).inducing_points
 
     @cache
-    def of_width(width):
+    def of_width(kind, width):
+        """Features, and sums of these and of `log h` at each of the different coordinates, `(d, b)` and `(d,)`."""
+        v, make, _, log_slope = candidates[kind]
         values = make(width)
-        return values, sums_of(values), np.mean(values.log_h(v, np))
+        return values, *(repeats.reduced(np.add, a) for a in (values(v, np), values.log_h(v, np) + log_slope))
 
     @cache
-    def attempt(width, amplitude, length):
-        values, sums, log_h = of_width(width)
-        basis = CoordinateFeatures(points, amplitude, length)
-        table, log_weights = values.at_nodes()
+    def attempt(kind, width, amplitude, length):
+        """Features of the coordinates, weights of a part of the simulations, and their mean log density of others."""
+        values, sums, log_h = of_width(kind, width)
+        basis, (table, log_weights) = CoordinateFeatures(points, amplitude, length), values.at_nodes()
         weights = maximise(basis(z[kept]), number[kept], sums[kept], table, log_weights, None, LOOSE)
         theta = basis(z[held]) @ weights
-        log_sums = logsumexp_on_host(theta @ table.T + log_weights, axis=1)
-        total = np.sum(sums[held] * theta) - number[held] @ log_sums
-        return values, basis, weights, float(total / max(number[held].sum(), 1.0) + log_h)
+        log_sums = added(theta @ table.T + log_weights, np)
+        total = np.sum(sums[held] * theta) + np.sum(log_h[held]) - number[held] @ log_sums
+        return basis, weights, float(total / max(number[held].sum(), 1.0))
 
-    best = [WIDTHS[1], AMPLITUDES[1], LENGTHS[3]]
-    for place, grid in enumerate((WIDTHS, AMPLITUDES, LENGTHS)):
-        if place or len(make(WIDTHS[0]).points):
-            best[place] = max(grid, key=lambda value: attempt(*best[:place], value, *best[place + 1 :])[-1])
-    return attempt(*best)
+    score_of = lambda *some: attempt(*some)[-1]  # noqa: E731
+    best = before.hyperparameters if before else searched(score_of, len(candidates), candidates[0].widths)
+    values, sums, _ = of_width(*best[:2])
+    basis, start, score = attempt(*best)
+    table, log_weights = values.at_nodes()
+    weights = maximise(basis(z), number, sums, table, log_weights, start)
+    return ExponentialFamily(basis.functions(weights), values, table, log_weights, np.array(score), np.array(best))
+
+
+def searched(score: Callable[..., float], kinds: int, widths: Sequence[float]) -> tuple[Any, ...]:
+    """Find the width, amplitude and length of each candidate that have the best score, one after another, and which
+    candidate is best with its own."""
+    found: list[tuple[Any, ...]] = [
+        (kind, widths[len(widths) // 2], AMPLITUDES[1], LENGTHS[3]) for kind in range(kinds)
+    ]
+    for place, grid in enumerate((widths, AMPLITUDES, LENGTHS), 1):
+        tried = [[(*best[:place], value, *best[place + 1 :]) for value in grid] for best in found]
+        found = [max(some, key=lambda one: score(*one)) for some in tried]
+    return max(found, key=lambda one: score(*one))
 
 
 def maximise(

@@ -2,9 +2,10 @@ r"""The likelihood of one trial: a choice, an answer, a count, a reaction time, 
 
 $$ q(y \mid z) = p(c \mid z) \prod_i p(v_i \mid c, z, v_{<i}), $$
 
-with the category `c`, the values of all entries that have few, then counts, and then the standardised residuals of
-numbers, one entry after another, each of them a conditional exponential family (`ExponentialFamily`). An entry may have
-both: a value that repeats, such as that of an omission, is a category, and other values are numbers.
+with the category `c`, the values of all entries that have few, then counts, and then numbers, one entry after another,
+each of them a conditional exponential family (`ExponentialFamily`). An entry may have both: a value that repeats, such
+as that of an omission, is a category, and other values are numbers. Numbers are taken as they are, which keeps ends
+that do not move, or as standardised residuals, which follow what does: whichever says more of held-out trials.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.support import Extremes
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, Standardisation
 from numpyro_kme.likelihoods.statistics import MOST_CATEGORIES, Entries, StatisticsTransform, jitter_ties
-from numpyro_kme.likelihoods.trials.family import ExponentialFamily, Values, added, fit_family
+from numpyro_kme.likelihoods.trials.family import Candidate, ExponentialFamily, Values, added, fit_family
 
 MAP = ResidualKernelMeans(subset=2000, num_inducing_points=200)
 """How numbers are mapped to residuals: from all trials, and hyperparameters from 2,000."""
@@ -38,6 +39,7 @@ class Given:
         standardisation: The map from numbers to residuals; None where there are none.
         families: Of each count, and of each residual, given those before.
         counts, numbers: Which entries these are (static).
+        moved: Which of the numbers have residuals, and are not taken as they are (static).
     """
 
     centre: Array
@@ -46,15 +48,17 @@ class Given:
     families: tuple[ExponentialFamily, ...]
     counts: tuple[int, ...] = field(metadata=dict(static=True))
     numbers: tuple[int, ...] = field(metadata=dict(static=True))
+    moved: tuple[bool, ...] = field(default=(), metadata=dict(static=True))
 
     def values(self, y: Any, z: Any, xp: Any) -> tuple[list[Any], Any]:
         """Counts and residuals, `(...)` each, of trials `(..., n)` at points `(..., D)`, and the log of the derivative
         of the residuals."""
         numbers, log_slope = y[..., np.array(self.numbers, int)], -xp.log(xp.asarray(self.scale))
         u = (numbers - self.centre) / self.scale
-        if self.standardisation is not None:
-            u, of_residuals = self.standardisation(u, z, xp)
-            log_slope = log_slope + of_residuals
+        if self.standardisation is not None and any(self.moved):
+            residuals, log_slopes = self.standardisation(u, z, xp)
+            u, log_slopes = (xp.where(np.array(self.moved), *pair) for pair in ((residuals, u), (log_slopes, 0.0)))
+            log_slope = log_slope + log_slopes
         values = [y[..., i] for i in self.counts] + [u[..., i] for i in range(len(self.numbers))]
         return values, xp.sum(log_slope, axis=-1)
 
@@ -66,13 +70,22 @@ class Given:
         return total
 
     def fit(self, z: np.ndarray, x: np.ndarray) -> "Given":
-        """Learn from trials `(m, n)` at `(m, D)`."""
+        """Learn from trials `(m, n)` at `(m, D)`; what was learnt before has the hyperparameters."""
+        numbers = (x[:, np.array(self.numbers, int)] - self.centre) / self.scale
+        tried = [(numbers, np.zeros_like(numbers))]
+        if self.standardisation is not None:
+            tried.append(self.standardisation(numbers, z, np))
+        each = [[Candidate(x[:, i], partial(Values.of_counts, x[:, i]))] for i in self.counts]
+        for i in range(len(self.numbers)):
+            columns = [(values[:, i], slopes[:, i]) for values, slopes in tried]
+            each.append([Candidate(u, partial(Values.of_numbers, u), log_slope=slope) for u, slope in columns])
         families: list[ExponentialFamily] = []
-        for i, v in enumerate(self.values(x, z, np)[0]):
-            make = partial(Values.of_counts if i < len(self.counts) else Values.of_numbers, v)
-            families.append(fit_family(z, v, make))
+        for candidates, before in zip(each, self.families or [None] * len(each)):
+            families.append(fit_family(z, candidates, before))
+            v = candidates[families[-1].hyperparameters[0]].values
             z = joined(z, families[-1].values.score(v, np), np)
-        return replace(self, families=tuple(families))
+        moved = tuple(bool(family.hyperparameters[0]) for family in families[len(self.counts) :])
+        return replace(self, families=tuple(families), moved=moved)
 
 
 def joined(z: Any, value: Any, xp: Any) -> Any:
@@ -104,7 +117,8 @@ class KernelExponentialFamily(Form):
         return self._fit(np.asarray(z, np.float64), np.asarray(x, np.float64))
 
     def again(self, learnt: "TrialsSurrogate", z, x, rows, *, measure=None, y=None) -> "TrialsSurrogate":
-        """Implement `Form.again`: with the categories of all simulations, and what is too rare as they have it."""
+        """Implement `Form.again`: with the categories, the map and the hyperparameters of all simulations, and what is
+        too rare as they have it."""
         return self._fit(np.asarray(z[rows], np.float64), np.asarray(x[rows], np.float64), learnt)
 
     @host.one_blas_thread
@@ -134,28 +148,34 @@ class KernelExponentialFamily(Form):
         choice = None
         if len(entries.categories) > 1:
             make = lambda _: Values.of_categories(len(entries.categories))  # noqa: E731
-            choice = fit_family(z, category.astype(float), make)
+            choice = fit_family(z, [Candidate(category.astype(float), make, (1.0,))], learnt.choice if learnt else None)
         given: list[Any] = list(learnt.given) if learnt else [None] * len(entries.members)
         for number, some in enumerate(entries.members):
             rows = np.isin(category, some)
             if rows.sum() >= MIN_SIMULATIONS:
-                given[number] = self._given(z[rows], x[rows], *entries.others(some[0]))
+                given[number] = self._given(z[rows], x[rows], *entries.others(some[0]), given[number])
         ends = np.asarray(transform.forward(np.stack([filled.min(axis=0), filled.max(axis=0)])))
         region = Region.of(z, np.ones(z.shape[1]))
         return TrialsSurrogate(transform, region, entries, choice, tuple(given), ends, z, x, self)
 
-    def _given(self, z, x, counts, numbers) -> Given:
-        """Learn counts and numbers of trials `(m, n)` of one category, a copy of its own."""
-        numbers = tuple(i for i in numbers if np.ptp(x[:, i]) > 0.0)
+    def _given(self, z, x, counts, numbers, before: Given | None) -> Given:
+        """Learn counts and numbers of trials `(m, n)` of one category, a copy of its own; what is known of more trials
+        has their map and their hyperparameters."""
+        numbers = before.numbers if before else tuple(i for i in numbers if np.ptp(x[:, i]) > 0.0)
+        if numbers:
+            x[:, list(numbers)] = jitter_ties(x[:, list(numbers)])  # of counts that are too large to be counted
+        return (before or self._mapped(z, x[:, list(numbers)], counts, numbers)).fit(z, x)
+
+    def _mapped(self, z, own, counts, numbers) -> Given:
+        """Learn the map from numbers `(m, q)` to residuals."""
         if not numbers:
-            return Given(np.zeros(0), np.ones(0), None, (), counts, ()).fit(z, x)
-        x[:, list(numbers)] = own = jitter_ties(x[:, list(numbers)])  # of counts that are too large to be counted
+            return Given(np.zeros(0), np.ones(0), None, (), counts, ())
         repeats = Repeats.of(z)
         transform = StatisticsTransform.fit(own)
         centre, scale = np.asarray(transform.centre), np.asarray(transform.scale)
         ends = (repeats.reduced(end, (own - centre) / scale) for end in (np.minimum, np.maximum))
         standardisation = MAP.standardised(z, own, transform, ends=Extremes(z[repeats.first], *ends))[1]
-        return Given(centre, scale, standardisation, (), counts, numbers).fit(z, x)
+        return Given(centre, scale, standardisation, (), counts, numbers)
 
 
 @register
@@ -286,7 +306,18 @@ class TrialAt(LikelihoodAt):
         for number in self.categories:
             # by itself where it is common, which stands before those that were learnt together
             part = min((some for some in learnt.entries.members if number in some), key=len, default=None)
-            density = learnt.given[learnt.entries.members.index(part)].log_density(y, z, xp) if part else 0.0
+            density = self._given(part, y, agree[..., number], z, xp) if part else 0.0
             logs.append(xp.where(agree[..., number], shares[..., number] + density, -np.inf))
         total = added(xp.stack(xp.broadcast_arrays(*logs), axis=-1), xp)
         return total + xp.zeros(np.broadcast_shapes(z.shape[:-1], y.shape[:-1]), z.dtype)
+
+    def _given(self, part, y, agree, z, xp):
+        """Log densities given a category, by NumPy of the trials `(n,)` that agree with it alone."""
+        given = self.surrogate.given[self.surrogate.entries.members.index(part)]
+        if xp is jnp or agree.ndim != 1:
+            return given.log_density(y, z, xp)
+        at = z[..., agree, :] if z.ndim > 1 and z.shape[-2] == len(agree) else z
+        found = given.log_density(y[agree], at, xp)
+        density = np.zeros((*found.shape[:-1], len(agree)), found.dtype)
+        density[..., agree] = found
+        return density
