@@ -167,7 +167,8 @@ class LearntLikelihoods(Recomputed):
         site, fitted = next(iter(self.likelihoods.items()))
         coordinates, measures, number = fitted.coordinates, dict(self.measures), self.engine.num_samples
         model = LearntModel(problem, self.likelihoods)
-        shared = len(self.likelihoods) == 1 and not (problem.factors or problem.simulators[site].simulator.groups)
+        seen = problem.simulators[site]
+        shared = len(self.likelihoods) == 1 and not (problem.factors or seen.simulator.groups) and bool(seen.mask.any())
         determined = shared and coordinates.exact and coordinates.one_to_one  # by one simulator's coordinates
         if self.engine.learn_prior:
             checks.require(

@@ -97,7 +97,7 @@ class LearntModel(Recomputed):
 
     def guided(self, site: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Coordinates of a site's arguments for those of a sampler, `(n, D)` (`LikelihoodAt.guided`)."""
-        return self._prepared[site].guided(z) if site in self._prepared else (z, np.zeros(len(z)))
+        return self._prepared[site].guided(z)
 
     def guided_vectors(self, u: np.ndarray, given: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """The same for vectors `(n, D)`, in which the scores of shifts change."""
