@@ -37,7 +37,7 @@ class Given:
     Attributes:
         centre, scale: Of the numbers, `(q,)`.
         standardisation: The map from numbers to residuals; None where there are none.
-        families: Of each count, and of each residual, given those before.
+        families: Of each count, and of each number, given those before.
         counts, numbers: Which entries these are (static).
         moved: Which of the numbers have residuals, and are not taken as they are (static).
     """
@@ -51,8 +51,8 @@ class Given:
     moved: tuple[bool, ...] = field(default=(), metadata=dict(static=True))
 
     def values(self, y: Any, z: Any, xp: Any) -> tuple[list[Any], Any]:
-        """Counts and residuals, `(...)` each, of trials `(..., n)` at points `(..., D)`, and the log of the derivative
-        of the residuals."""
+        """Counts and numbers (as they are, or residuals), `(...)` each, of trials `(..., n)` at points `(..., D)`,
+        and the log of the derivative of the numbers."""
         numbers, log_slope = y[..., np.array(self.numbers, int)], -xp.log(xp.asarray(self.scale))
         u = (numbers - self.centre) / self.scale
         if self.standardisation is not None and any(self.moved):
