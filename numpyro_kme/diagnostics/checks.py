@@ -277,14 +277,14 @@ def check(rng_key: jax.Array, engine: Engine, num_datasets: int = 200, **setting
         **settings: Further settings of `calibrate`.
     Raises:
         ValueError: As `calibrate`.
+        TypeError: If the posterior keeps no simulations, before anything is simulated.
     """
     posterior = engine.posterior
-    problem = problem_of(posterior)
+    problem, tests = problem_of(posterior), misspecification_tests(posterior)
     predictive_key, calibrate_key = split(rng_key)
     calibration = calibrate(calibrate_key, engine, num_datasets, **settings)
     with nullcontext() if settings.get("progress_bar", True) else progress.no_progress_bars():
         predictive = predictive_check(predictive_key, engine)
-    tests = misspecification_tests(posterior)
     surrogate: Mapping[str, SurrogateCheck] = {}
     if isinstance(posterior, LearntPosterior):
         latents = {name: posterior.samples[name] for name in problem.latents}
