@@ -7,8 +7,6 @@ same 6,000 points, Student draws around the exact posterior of 150 trials (`tria
 give means and standard deviations. Needs `pip install sbi`. Takes ten minutes at 10,000 trials, hours at 100,000.
 """
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,11 +73,10 @@ def points(key):
 
 
 def measured(by, trials, keys):
-    """Seconds to learn, and errors of means and ratios of standard deviations for each data set."""
+    """CPU seconds to learn, and errors of means and ratios of standard deviations for each data set."""
     theta, x = simulated(trials)
-    begun = time.perf_counter()
-    at = LEARNT[by](theta, x)
-    seconds, rows = time.perf_counter() - begun, []
+    at, _, seconds = report.timed(LEARNT[by], theta, x)
+    rows = []
     exact = jax.jit(lambda y, t: jnp.sum(jnp.maximum(drift_diffusion.log_density(y, *t), -1e4)))
     for key in range(keys):
         y, theta, log_ratio = points(key)
@@ -101,5 +98,6 @@ def main(rows, trials=(10_000, 100_000), keys=3):
             ratios = np.array([one["ratio"] for one in own["found"]])
             spread = f"{ratios.min():.2f} to {ratios.max():.2f}"
             lines.append([f"{number:,}", name, float(np.median(errors)), float(errors.max()), spread, own["seconds"]])
-    header = ["simulated trials", "learnt by", "largest error of a mean, sd", "worst data set", "sd ratios", "seconds"]
+    errors = ["largest error of a mean, sd", "worst data set", "sd ratios"]
+    header = ["simulated trials", "learnt by", *errors, "CPU seconds"]
     return "Beside MNLE", [(f"{keys} data sets of 150 choices with reaction times", report.table(header, lines))]
