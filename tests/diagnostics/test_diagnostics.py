@@ -465,10 +465,10 @@ def test_errors_that_data_sets_can_show_are_shown_in_nine_of_ten_cases(rng, size
     even = (np.arange(size) + 0.5) / size
     location, factor = Calibration({"a": even}, even, {}, data).visible(0.01)
     for shift, scale in ((location, 1.0), (0.0, factor), (0.0, 1.0 / factor)):
-        scores = shift + scale * rng.normal(size=(300, size))
+        scores = shift + scale * rng.normal(size=(100, size))
         flagged = [Calibration({"a": stats.norm.cdf(z)}, even, {}, data).p_value < 0.01 for z in scores]
-        assert 0.9 - 4.0 * np.sqrt(0.09 / 300) < np.mean(flagged)
-    small = stats.norm.cdf(0.5 * location + rng.normal(size=(300, size)))
+        assert 0.9 - 4.0 * np.sqrt(0.09 / 100) < np.mean(flagged)
+    small = stats.norm.cdf(0.5 * location + rng.normal(size=(100, size)))
     assert np.mean([Calibration({"a": ranks}, even, {}, data).p_value < 0.01 for ranks in small]) < 0.7
 
 

@@ -175,8 +175,8 @@ def test_nuts_infers_shifts_too(engine):
     assert len(scales) > 2 and all((scale == scales[0]).all() for scale in scales)
     mcmc = MCMC(
         NUTS(handlers.surrogate(handlers.adjustable(model), engine.likelihoods)),
-        num_warmup=500,
-        num_samples=1500,
+        num_warmup=300,
+        num_samples=700,
         progress_bar=False,
     )
     mcmc.run(jax.random.key(1), x=OBSERVED)

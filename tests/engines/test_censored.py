@@ -53,6 +53,7 @@ def kelfi():
 
 # Six slopes by 1,000 simulations, and moments of 1,000 draws, each have errors of about 0.04
 ERROR = 0.25
+QUICK = {"standard_errors": False, "progress_bar": False}
 
 
 @pytest.mark.slow
@@ -124,7 +125,7 @@ def losing(x=None):
 def test_what_a_simulator_does_not_record_says_something():
     fine = np.linspace(-12.0, 12.0, 2001)
     lost = [np.trapezoid(stats.norm.pdf(fine - t) / (1.0 + np.exp(2.0 * fine)), fine) for t in GRID]
-    engine = kme.KELFI(losing, 1000, num_rounds=1, missing=kme.SimulatedMissing(), progress_bar=False)
+    engine = kme.KELFI(losing, 1000, num_rounds=1, missing=kme.SimulatedMissing(), **QUICK)
     y = np.array([0.5, np.nan, np.nan, 1.2, np.nan])
     engine.run(KEY, x=y)
     seen = stats.norm.logpdf(y[[0, 3]], GRID[:, None]).sum(axis=1)

@@ -42,7 +42,7 @@ def one_event(x=None):
 
 @pytest.fixture(scope="module")
 def kelfi():
-    engine = kme.KELFI(normal, 1800, num_rounds=1, num_samples=400, progress_bar=False)
+    engine = kme.KELFI(normal, 1800, num_rounds=1, num_samples=400, standard_errors=False, progress_bar=False)
     engine.run(KEY, y=Y)
     return engine
 

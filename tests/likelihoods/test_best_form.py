@@ -1,5 +1,7 @@
 """The form that is chosen for repeated draws of a few numbers, and what it learns, beside exact densities."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,11 +45,16 @@ def simulated(draw, seed=0):
     return z, np.stack([draw(rng, t) for t in z])
 
 
+@cache
+def learnt_from(draw):
+    return BestForm().fit(*simulated(draw))
+
+
 @pytest.mark.parametrize(("draw", "kind"), [(moved, ResidualSurrogate), (mixed, TrialsSurrogate)])
 def test_the_form_that_suits_the_draws_is_chosen(draw, kind):
     """And halves of the simulations, for standard errors, have the same one."""
     z, x = simulated(draw)
-    learnt = BestForm().fit(z, x)
+    learnt = learnt_from(draw)
     assert isinstance(learnt, kind)
     assert isinstance(BestForm().again(learnt, z, x, np.flatnonzero(np.arange(len(z)) % SETS < SETS // 2)), kind)
 
@@ -61,7 +68,7 @@ def test_few_parameters_have_the_residual_form():
 
 def test_what_it_learns_is_the_density():
     """The mean log density of other draws is within .15 nats of the exact one."""
-    learnt = BestForm().fit(*simulated(mixed))
+    learnt = learnt_from(mixed)
     z, x = simulated(mixed, seed=1)
     lost = np.mean(log_mixed(x, z) - np.asarray(learnt.at_rows(x, 1).log_density(z)))
     assert 0.0 < lost < 0.15
