@@ -37,6 +37,20 @@ def test_a_table_is_of_the_present_code_or_named(name):
     assert bool(listed) == older, change if older else f"`{name}` is of the present code: take its row from {where}."
 
 
+def test_figures_beside_the_claims_of_papers_stand_in_the_tables_named():
+    """On the page of benchmarks each row has its numbers, to the digits shown, from the tables that it links to."""
+    page = (report.ROOT / "docs" / "benchmarks.md").read_text()
+    claims = re.findall(r"^\| .+ \| (.+) \| (\[\]\(.+\)) \|$", page, re.M)
+    assert len(claims) > 15
+    for ours, links in claims:
+        names = re.findall(r"benchmark_tables\.md#([\w-]+)", links)
+        texts = [(report.RESULTS / f"{name.replace('-', '_')}.md").read_text() for name in names]
+        kept = [float(number) for text in texts for number in re.findall(r"\d+\.\d+(?:e[+-]\d+)?", text)]
+        for number in re.findall(r"\d+\.\d+", ours):
+            digits = len(number.partition(".")[2])
+            assert number in {f"{value:.{digits}f}" for value in kept}, (number, names)
+
+
 def test_strings_and_comments_are_no_change():
     """Docstrings and f-strings are strings; under each version of Python the same is left."""
     text = '"""Module."""\n\nx = f"{1 + 1:.2f} {y}" + 2  # more\n"""What x is,\nin two lines."""\n# a comment\n'
