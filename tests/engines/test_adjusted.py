@@ -136,7 +136,7 @@ def beside(x=None):
     numpyro.factor("nothing", 0.0)
 
 
-@pytest.mark.parametrize("model", [of_crowd, beside])
+@pytest.mark.parametrize("model", [pytest.param(of_crowd, marks=pytest.mark.slow), beside])
 def test_narrow_modes_are_found_at_once(model):
     """Of ten statistics two are shifted: every key has their modes, the same evidence, and few evaluations, in
     coordinates and through the model alike."""
@@ -209,6 +209,7 @@ def test_what_cannot_be_adjusted_is_refused(engine):
         fitted(adjust=None, num_rounds=1, standard_errors=False).posterior.shifts()
 
 
+@pytest.mark.slow
 def test_an_adjusted_engine_is_calibrated_on_data_with_shifts():
     """Simulated data have the shifts of their scores: without them the scores' posteriors are too narrow."""
     engine = fitted({"one": 0.4, "other": 0.2, "far": 0.1}, num_rounds=1)

@@ -94,6 +94,7 @@ def model(count, x=None):
         numpyro.sample("x", kme.Simulator(steps, *t), obs=x)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The posterior mean of")
 def test_the_posterior_is_that_of_quadrature_within_its_errors():
     """Of forty draws along a plate."""

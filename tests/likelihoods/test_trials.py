@@ -157,15 +157,16 @@ def test_the_maximum_has_no_gradient():
     number = rng.integers(1, 9, 30).astype(float)
     values = [rng.integers(7, size=int(n)) for n in number]
     sums = np.array([table[v].sum(axis=0) for v in values])
+    counts = np.array([np.bincount(v, minlength=7) for v in values])
     weights = maximise(basis, number, sums, table, log_weights)
 
     def objective(w):
         logs = jax.nn.log_softmax(basis @ w @ table.T + log_weights[None], axis=1)
-        return sum(logs[i, k] for i, v in enumerate(values) for k in v) - 0.5 * jnp.sum(jnp.square(w))
+        return jnp.sum(counts * logs) - 0.5 * jnp.sum(jnp.square(w))
 
     found = jax.grad(objective)(jnp.asarray(weights, jnp.float32))
     start = jax.grad(objective)(jnp.zeros(weights.shape, jnp.float32))
-    assert np.max(np.abs(found)) < 0.003 * np.max(np.abs(start))
+    assert np.max(np.abs(found)) < 2e-4 * np.max(np.abs(start))
 
 
 @pytest.mark.x64
