@@ -166,7 +166,7 @@ def test_the_maximum_has_no_gradient():
 
     found = jax.grad(objective)(jnp.asarray(weights, jnp.float32))
     start = jax.grad(objective)(jnp.zeros(weights.shape, jnp.float32))
-    assert np.max(np.abs(found)) < 2e-4 * np.max(np.abs(start))
+    assert np.max(np.abs(found)) < 1e-3 * np.max(np.abs(start))
 
 
 @pytest.mark.x64
