@@ -199,8 +199,10 @@ class Check:
 
     @property
     def _verdict(self) -> str:
-        found = "FLAGGED, distrust this posterior" if self.flagged() else "not flagged"
-        return f"Diagnostics: {found} at level {LEVEL:g}, p-value {self.p_value:.2g}"
+        flagged = self.flagged()
+        found = "FLAGGED, distrust this posterior" if flagged else "not flagged"
+        further = "; see what was found" * (not flagged and bool(self.findings()))
+        return f"Diagnostics: {found} at level {LEVEL:g}, p-value {self.p_value:.2g}{further}"
 
     def _parts(self) -> dict[str, str]:
         """Each part in a line."""

@@ -176,14 +176,15 @@ class Posterior(Recomputed, Saved):
 
     @property
     def checks(self) -> tuple[Limited, ...]:
-        """Numbers that an engine warns of beyond their limits: the largest standard error of a mean, in posterior
-        standard deviations, and of a standard deviation, relative to it, over all latents."""
+        """Numbers that an engine warns of beyond their limits: how many warnings there were, the largest standard error
+        of a mean, in posterior standard deviations, and of a standard deviation, relative to it, over all latents."""
+        warnings = Limited("warnings", float(len(self.warned)), 0.0)
         if self.errors is None:
-            return ()
+            return (warnings,)
         table = np.stack(list(numbers({name: self.samples[name] for name in self.latents}).values()), axis=1)
         names, limits = ("error of a mean, sd", "error of a standard deviation"), (OF_MEAN, OF_SD)
         found = self.errors.relative(table.astype(np.float64)).max(axis=1) * limits
-        return tuple(Limited(name, float(one), limit) for name, one, limit in zip(names, found, limits, strict=True))
+        return (warnings, *(Limited(name, float(one), limit) for name, one, limit in zip(names, found, limits)))
 
     def print_summary(
         self,
@@ -204,7 +205,7 @@ class Posterior(Recomputed, Saved):
         """
         checks.require(0.0 < prob < 1.0, f"`prob` must lie between 0 and 1; got {prob}.")
         told, lines = [("warned of", one) for one in self.warned or ("nothing",)], self._lines(verbose)
-        more = "print_summary(verbose=True)" + ", and checks for programs" * bool(self.checks)
+        more = "print_summary(verbose=True), and checks for programs"
         further = [("more", more)] * (len(lines) < len(self.info))
         table = aligned(*self._table(prob, coords, dims))
         print("", self._title, "", *table, "", paragraphs([*told, *lines, *further]), sep="\n")

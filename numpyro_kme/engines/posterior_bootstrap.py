@@ -49,10 +49,12 @@ class BootstrapPosterior(Posterior):
 
     @property
     def checks(self) -> tuple[Limited, ...]:
-        """The error of the minimisers, in posterior standard deviations, and the proportion that did not converge."""
+        """The number of warnings, the error of the minimisers, in posterior standard deviations, and the proportion
+        that did not converge."""
         found = self.replicates
         error = Limited("error of the minimisers, sd", float(found.error), HARMLESS)
-        return error, Limited("replicates that did not converge", float(1.0 - np.mean(found.converged)), 0.0)
+        astray = Limited("replicates that did not converge", float(1.0 - np.mean(found.converged)), 0.0)
+        return *super().checks, error, astray
 
     def _to_save(self) -> Posterior:
         """The draws, as a `Posterior`: the rest needs the model."""

@@ -206,6 +206,11 @@ class Surrogate(Recomputed, abc.ABC):
         draws `(n, D)`; none where the form does not say."""
         return {}
 
+    def misfit(self, y: Any, z: np.ndarray) -> dict[str, float]:
+        """How far each statistic of an observation is from simulations at posterior draws `(n, D)`, in their standard
+        deviations, given the statistics before it; none where the form does not say."""
+        return {}
+
     @property
     def moves(self) -> bool:
         """Tell whether the parameters move a statistic, and do not only make its values more or less probable."""

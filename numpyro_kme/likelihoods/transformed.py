@@ -73,6 +73,10 @@ class TransformedSurrogate(Surrogate):
         """Describe `s` of an observation."""
         return self.inner.describe_observation(self._of(y), z)
 
+    def misfit(self, y: Any, z: np.ndarray) -> dict[str, float]:
+        """Compare `s` of an observation."""
+        return self.inner.misfit(self._of(y), z)
+
     def outside_support(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Tell whether `s` cannot come from some coordinates."""
         return self.inner.outside_support(self._of(y, *y.shape[:-1]), z)

@@ -130,7 +130,8 @@ def traced_event(fn: Callable, shapes: Sequence[Shape], dtypes: Sequence) -> tup
         program, event = jax.make_jaxpr(partial(traced), return_shape=True)(*inputs)
         again = jax.make_jaxpr(partial(traced))(*inputs)  # what it draws by NumPy is drawn anew
     except Exception as error:
-        why = str(error) or f"{type(error).__name__}. Sites of NumPyro in it need handlers.seed(rng_seed=key)."
+        why = str(error).partition("\n")[0]  # what follows is of JAX, and stands above
+        why = why or f"{type(error).__name__}. Sites of NumPyro in it need handlers.seed(rng_seed=key)."
         raise checks.explained(
             f"JAX could not trace simulator `{name(fn)}` as fn(key, *params) with parameters of shapes {list(shapes)}: "
             f"{why}\nA JAX simulator draws one event a call, from JAX operations only; declare a NumPy simulator "
@@ -160,9 +161,13 @@ def vector(value: Any, who: str, names: tuple[str, ...], entries: Mapping[str, S
         value = np.asarray(value[list(names)])
     if not isinstance(value, Mapping):
         return value
+    checks.require(
+        bool(entries),
+        f"The observation of `{who}` has the entries {[*value]}. Its output has no names: pass an array, or give "
+        "Simulator `names`.",
+    )
     lacking = [entry for entry in entries if entry not in value]
     advice = f" Write NaN for what was not observed, {{{lacking[0]!r}: np.nan}}." if lacking else ""
-    advice = advice if entries else " Its output has no names: pass an array, or give Simulator `names`."
     same = set(value) == set(entries)
     checks.require(same, f"The observation of `{who}` must have the entries {[*entries]}; got {[*value]}.{advice}")
     parts = []

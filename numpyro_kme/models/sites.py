@@ -106,6 +106,8 @@ class SimulatorSite:
         expected, shape = simulator.shape(), value.shape
         if prod(shape) == prod(expected):
             advice = f"Observe it as .reshape({expected})."
+        elif simulator.batch_shape and shape == simulator.event_shape != ():
+            advice = "Under a plate each call makes one of its elements: return that, or take the plate away."
         elif shape[len(shape) - len(expected) :] == expected:
             advice = "Independent draws belong under a plate; a series inside `scan` has to be one call of a simulator."
         else:

@@ -22,6 +22,9 @@ MOST = 12
 """Most numbers that get panels of their own unasked."""
 LABEL = 2.0
 """Width of a label of the legend, in inches, at most about."""
+POINTS, MANY, WHOLE = 201, 2000, 60
+"""Points of a density, and quantiles that stand for the draws where these are more; the widest range of whole numbers
+that have a step each."""
 
 
 def pyplot() -> Any:
@@ -80,6 +83,26 @@ def chosen(arrays: Mapping[str, Any], names: Names = None) -> dict[str, np.ndarr
     unknown = [name for name in names if name not in arrays and name not in found]
     checks.require(not unknown, f"`names` must be among {list(arrays)}; got {unknown}.")
     return {label: value for label, value in found.items() if label in names or label.split("[")[0] in names}
+
+
+def outline(values: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """Corners of the density of draws `(n,)` between two places: smoothed by a Gaussian kernel, and reflected at the
+    smallest and largest draw, so that a bound keeps its mass; of few whole numbers a step for each."""
+    values = np.sort(values[np.isfinite(values)])
+    first, last, size = values[0], values[-1], len(values)
+    if np.array_equal(values, np.rint(values)) and last - first < WHOLE:
+        edges = np.arange(first, last + 2.0) - 0.5
+        heights = np.repeat(np.histogram(values, edges)[0] / size, 2)
+        return np.repeat(edges, 2), np.concatenate([[0.0], heights, [0.0]])
+    some = np.quantile(values, (np.arange(min(size, MANY)) + 0.5) / min(size, MANY))
+    quarter, deviation = np.min(values[size // 4 :] - values[: size - size // 4]) / 0.637, values.std()
+    scale = np.sqrt(min(quarter, deviation) * deviation) or deviation or 1.0  # so that neither modes nor tails are lost
+    width = 0.9 * scale * len(np.unique(values)) ** -0.2  # of Silverman's rule
+    grid = np.unique([*np.linspace(low, high, POINTS), *(end for end in (first, last) if low < end < high)])
+    points = np.concatenate([some, 2.0 * first - some, 2.0 * last - some])
+    heights = np.exp(-0.5 * np.square((grid[:, None] - points) / width)).sum(axis=1)
+    heights *= (grid >= first) & (grid <= last)
+    return grid, heights / (len(some) * width * np.sqrt(2.0 * np.pi))
 
 
 def as_learnt(found: Learnt) -> LearntPosterior:

@@ -8,7 +8,7 @@ import scipy
 from numpyro_kme._core import checks
 from numpyro_kme.diagnostics.calibration import Calibration
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, names_of_numbers
-from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, MOST, Names, chosen, labelled, legend, panels
+from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, MOST, Names, chosen, labelled, legend, outline, panels
 
 GRID = 201
 """Points of a curve."""
@@ -70,6 +70,8 @@ def _against_uniform(
         axis.set_title(name, fontsize="medium")
         axis.set_xlabel(labels[0])
         axis.margins(y=FILL)
+        if slope:
+            axis.set_ylim(0.0, 1.0)
     axes[0].set_ylabel(labels[1])
     legend(axes, ax)
     return figure
@@ -78,7 +80,7 @@ def _against_uniform(
 def predictive(
     check: PredictiveCheck, names: Names = None, *, site: str | None = None, ax: Any = None, **style: Any
 ) -> Any:
-    """The observation among predictions at posterior draws: histograms of up to twelve numbers, or for longer outputs
+    """The observation among predictions at posterior draws: densities of up to twelve numbers, or for longer outputs
     bands of a half and nine tenths of the predictions along them.
 
     Args:
@@ -101,10 +103,11 @@ def predictive(
     labels = labelled(columns, names or names_of_numbers(site, observed.shape, check.names.get(site, ())))
     figure, axes = panels(len(columns), ax)
     for axis, label, values, y in zip(axes, labels, columns.values(), observed.reshape(-1)):
-        axis.hist(values[np.isfinite(values)], 30, color=COLOURS[0], alpha=2 * FILL, label="predictions")
+        corners = outline(values, *np.nanquantile(values, [0.005, 0.995]))
+        axis.fill_between(*corners, color=COLOURS[0], alpha=2 * FILL, linewidth=0, label="predictions")
         if np.isfinite(y):
             axis.axvline(y, **how)
-        axis.set(xlabel=label, yticks=[])
+        axis.set(xlabel=label, yticks=[], ylim=(0.0, None))
     legend(axes, ax)
     return figure
 

@@ -10,7 +10,19 @@ from numpyro_kme._core import checks, listed, numbers
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
-from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, Learnt, Names, as_learnt, chosen, legend, panels
+from numpyro_kme.plots._style import (
+    COLOURS,
+    DARK,
+    FAINT,
+    FILL,
+    Learnt,
+    Names,
+    as_learnt,
+    chosen,
+    legend,
+    outline,
+    panels,
+)
 
 DEPTH = 8.0
 """Nats below the maximum that the colours of a surface span."""
@@ -28,7 +40,7 @@ def marginals(
     ax: Any = None,
     **style: Any,
 ) -> Any:
-    """Marginals of posterior draws, with medians and central intervals; several posteriors side by side.
+    """Marginal densities of posterior draws, with medians and central intervals; several posteriors side by side.
 
     Args:
         posteriors: A posterior, an engine that has been run, or draws `{site: (n, *shape)}`, or several by label, such
@@ -38,7 +50,7 @@ def marginals(
         prior: Whether to draw the prior that the first posterior was simulated from, or draws of one.
         prob: Probability of the intervals.
         ax: As many axes as there are numbers, in place of a new figure.
-        **style: Of the histograms' outlines, `matplotlib.axes.Axes.hist`.
+        **style: Of the outlines of the densities, `matplotlib.axes.Axes.plot`.
     Returns:
         A matplotlib figure.
     """
@@ -56,18 +68,17 @@ def marginals(
         if name in before:
             ends = np.quantile(before[name], [0.02, 0.98])
             low, high = min(low, ends[0]), max(high, ends[1])
-            axis.hist(before[name], np.linspace(low, high, 21), density=True, color=FAINT, alpha=0.6, label="prior")
-        edges = np.linspace(low, high, 41)
+            axis.fill_between(*outline(before[name], low, high), color=FAINT, alpha=0.6, linewidth=0, label="prior")
         for (label, values), colour in zip(shown.items(), cycle(COLOURS)):
-            axis.hist(values, edges, density=True, color=colour, alpha=FILL, label=label)
-            outline = {"color": colour, "histtype": "step", "linewidth": 1.2} | style
-            axis.hist(values, edges, density=True, **outline)
+            corners = outline(values, low, high)
+            axis.fill_between(*corners, color=colour, alpha=FILL, linewidth=0, label=label)
+            axis.plot(*corners, **{"color": colour, "linewidth": 1.2} | style)
             told = ("median", f"{prob:.0%} interval", None) if len(columns) == 1 else (None,) * 3
             for level, width, line, what in zip((0.5, 0.5 - prob / 2, 0.5 + prob / 2), (1.2, 0.8, 0.8), "-::", told):
                 axis.axvline(np.quantile(values, level), color=colour, linewidth=width, linestyle=line, label=what)
         if name in known:
             axis.axvline(float(known[name]), **TRUTH)
-        axis.set(xlabel=name, yticks=[])
+        axis.set(xlabel=name, yticks=[], ylim=(0.0, None))
     legend(axes, ax)
     return figure
 

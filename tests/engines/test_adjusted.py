@@ -13,7 +13,9 @@ import numpyro_kme as kme
 from numpyro_kme.mcmc import handlers
 
 KEY, NOISE, P = jax.random.key(0), 0.3, 0.1
-pytestmark = pytest.mark.filterwarnings("ignore:The observation lies far outside", "ignore:.*may be off by")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The observation lies far outside", "ignore:Statistics of 'x' are over", "ignore:.*may be off by"
+)
 OBSERVED = {"one": 0.4, "other": 0.2, "far": 8.0}
 
 
@@ -73,9 +75,14 @@ def test_shifts_are_told_by_name(engine):
 
 def test_the_summary_names_what_does_not_fit():
     """Of plain KELFI too, in standard deviations of what the model makes at the draws; nothing where all fits."""
-    assert fitted(adjust=None).info["fit"].startswith("far is ")
-    fine = fitted({"one": 0.4, "other": 0.2, "far": 0.1}, adjust=None).info["fit"]
-    assert fine == "all statistics lie within 3 sd of simulations at the draws"
+    beyond = fitted(adjust=None).posterior
+    assert beyond.info["fit"].startswith("far is ") and not any("sd from" in one for one in beyond.warned)
+    fine = fitted({"one": 0.4, "other": 0.2, "far": 0.1}, adjust=None).posterior
+    assert fine.info["fit"] == "all statistics lie within 3 sd of simulations at the draws" and not fine.warned
+    with pytest.warns(UserWarning, match=r"over 4 sd from simulations at the posterior draws: far \("):
+        odd = fitted({"one": 0.4, "other": 0.2, "far": 2.5}, adjust=None)  # which some simulations have
+    apart = {check.name: check for check in odd.checks}["misfit of x, sd"]
+    assert not apart.ok and apart.value == odd.posterior.misfits["x"]["far"] > max(fine.misfits["x"].values())
 
 
 def test_nothing_is_shifted_where_all_fits():

@@ -183,7 +183,7 @@ def test_standard_errors_are_in_the_summary_in_arviz_and_of_any_expectation(caps
     np.testing.assert_allclose(float(first.split()[2]), error[0], rtol=0.01)
     of_sd = posterior.error_of_sd["theta"][0] * samples[:, 0].std()
     np.testing.assert_allclose(float(first.split()[4]), of_sd, rtol=0.01)
-    of_mean, sd, beyond = posterior.checks
+    _, of_mean, sd, beyond, _ = posterior.checks
     np.testing.assert_allclose(of_mean.value, np.max(error / samples.std(axis=0)), rtol=0.01)
     np.testing.assert_allclose(sd.value, np.max(posterior.error_of_sd["theta"]), rtol=0.01)
     assert of_mean.ok == (of_mean.value <= 0.5) and beyond.value == float(np.max(posterior.extrapolated["x"]))

@@ -16,6 +16,7 @@ import numpyro_kme as kme
 from numpyro_kme import plots
 from numpyro_kme.diagnostics import Calibration, PredictiveCheck
 from numpyro_kme.engines import LearntPosterior
+from numpyro_kme.plots._style import outline
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -172,7 +173,7 @@ def test_witness_is_the_difference_of_embeddings():
 def test_marginals_of_one_engine_and_of_several(engine):
     axes = drawn(plots.marginals(engine, truth={"a": 1.0, "b": [0.5, -0.5]}))
     assert [axis.get_xlabel() for axis in axes] == ["a", "b[0]", "b[1]"]
-    places = [line.get_xdata()[0] for line in axes[1].lines]
+    places = [line.get_xdata()[0] for line in axes[1].lines[1:]]
     draws = engine.get_samples()["b"][:, 0]
     np.testing.assert_allclose(places, [*np.quantile(draws, [0.5, 0.05, 0.95]), 0.5])
     said = [text.get_text() for text in axes[0].figure.legends[0].get_texts()]
@@ -189,6 +190,18 @@ def test_the_prior_is_drawn_behind_the_posterior(engine):
     assert axis.get_xlim()[1] > 8.0
     with pytest.raises(ValueError, match="keeps no draws from the prior"):
         plots.marginals({"one": {"a": np.arange(9.0)}}, prior=True)
+
+
+def test_densities_of_draws():
+    """That of normal draws is normal; a bound keeps its mass; whole numbers have their frequencies."""
+    x, density = outline(stats.norm.ppf((np.arange(4000) + 0.5) / 4000), -3.0, 3.0)
+    np.testing.assert_allclose(density, stats.norm.pdf(x), atol=0.01)
+    for draws in (np.linspace(0.0, 1.0, 300), np.repeat(np.linspace(0.0, 1.0, 3001), 2)):
+        x, density = outline(draws, -0.5, 1.5)
+        np.testing.assert_allclose(density, (x >= 0.0) & (x <= 1.0), atol=0.02)
+    x, density = outline(np.array([2.0, 2.0, 4.0, 5.0, np.nan]), 2.0, 5.0)
+    np.testing.assert_allclose(np.interp([2.0, 3.0, 4.0, 5.0], x, density), [0.5, 0.0, 0.25, 0.25])
+    assert np.isfinite(outline(np.full(9, 0.3), 0.1, 0.5)[1]).all()
 
 
 def test_predictions_and_the_observation():
@@ -209,7 +222,7 @@ def test_predictions_and_the_observation():
 def test_axes_size_and_style_are_the_users(engine, calibration):
     figure, axes = plt.subplots(1, 3)
     assert plots.marginals(engine, ax=axes, linewidth=3.0) is figure
-    assert axes[0].patches[-1].get_linewidth() == 3.0 and axes[0].get_legend() is not None and not figure.legends
+    assert axes[0].lines[0].get_linewidth() == 3.0 and axes[0].get_legend() is not None and not figure.legends
     assert plots.coverage(calibration, ["a"], ax=axes[0], color="red").axes[0].lines[-1].get_color() == "red"
     with pytest.raises(ValueError, match="`ax` must hold 3 axes, one for each panel"):
         plots.marginals(engine, ax=axes[:2])

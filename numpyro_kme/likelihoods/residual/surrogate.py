@@ -263,9 +263,7 @@ class ResidualSurrogate(Surrogate):
         where = "within the simulated range of all statistics"
         if outside.any():
             where = f"outside the simulated range of {self._list(outside)}: what follows is extrapolated in the data"
-        standard = (y[list(self.transform.kept)] - self.transform.centre) / self.transform.scale
-        residuals = self.standardisation(np.broadcast_to(standard, (len(z), len(standard))), z, np)[0]
-        apart = np.where(self.unmoved, 0.0, np.median(np.abs(residuals), axis=0))
+        apart = self._apart(y, z)
         misfit = int(np.argmax(apart))
         fits = f"all statistics lie within {MISFIT:g} sd of simulations at the draws"
         if apart[misfit] > MISFIT:
@@ -275,6 +273,19 @@ class ResidualSurrogate(Surrogate):
         far = f"{np.sinh(abs(place[worst])):.2g} robust standard deviations"
         label = self.transform.label(self.transform.kept[worst])
         return {"observation": f"{where}; farthest from the middle: {label}, by {far}", "fit": fits}
+
+    def misfit(self, y: Any, z: np.ndarray) -> dict[str, float]:
+        """Implement `Surrogate.misfit`, of one `(n_raw,)`."""
+        if self.transform.lacks(y):
+            return self.marginal(~np.isnan(y)).misfit(y, z)
+        names = map(self.transform.label, self.transform.kept)
+        return dict(zip(names, self._apart(np.asarray(y, np.float64), z).tolist()))
+
+    def _apart(self, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Median size of the residuals of statistics that vary, at points `(k, D)`, `(n,)`; 0 without a location."""
+        standard = (y[list(self.transform.kept)] - self.transform.centre) / self.transform.scale
+        residuals = self.standardisation(np.broadcast_to(standard, (len(z), len(standard))), z, np)[0]
+        return np.where(self.unmoved, 0.0, np.median(np.abs(residuals), axis=0))
 
     def _list(self, chosen: np.ndarray) -> str:
         """Names of the statistics that are marked, `(n,)`, of the first ten where there are more."""
