@@ -80,6 +80,7 @@ def test_in_a_file_each_bar_and_phase_is_one_line(terminal, monkeypatch):
     assert terminal() == "learning\nsimulating: 3\nconditioning\n"
 
 
+@pytest.mark.filterwarnings("ignore:.*beyond the simulated parameters")
 def test_an_engine_says_beforehand_what_it_will_do(terminal, monkeypatch):
     monkeypatch.setattr(progress, "_moves", lambda: False)
     kme.KELFI(g_and_k.model, 20, num_rounds=2, standard_errors=False).run(jax.random.key(0), x=np.arange(3.0))
