@@ -4,7 +4,8 @@
 
 Parameters of a drift diffusion from the prior, one trial of each. Either likelihood is put beside the exact one at the
 same 6,000 points, Student draws around the exact posterior of 150 trials (`trials`, "drift diffusion"), whose weights
-give means and standard deviations. Needs `pip install sbi`. Takes ten minutes at 10,000 trials, hours at 100,000.
+give means and standard deviations. Needs `pip install sbi`. Takes five minutes at 10,000 trials, half an
+hour at 100,000.
 """
 
 import jax

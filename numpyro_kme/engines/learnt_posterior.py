@@ -68,8 +68,8 @@ class LearntPosterior(Posterior):
 
     @cached_property
     def misfits(self) -> dict[str, dict[str, float]]:
-        """How far each statistic is from simulations at the draws, in their standard deviations, `{site: {name: sd}}`:
-        of sites that make one output, where the form says it and the model is known."""
+        """Distances of each statistic from simulations at the draws, in their standard deviations,
+        `{site: {name: sd}}`: of sites that make one output, where the form says it and the model is known."""
         sites = {} if self.problem is None else self.problem.simulators
         single = {name: self.likelihoods[name].surrogate for name, site in sites.items() if site.single}
         found = {

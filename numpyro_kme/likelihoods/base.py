@@ -207,8 +207,8 @@ class Surrogate(Recomputed, abc.ABC):
         return {}
 
     def misfit(self, y: Any, z: np.ndarray) -> dict[str, float]:
-        """How far each statistic of an observation is from simulations at posterior draws `(n, D)`, in their standard
-        deviations, given the statistics before it; none where the form does not say."""
+        """Say how far each statistic of an observation is from simulations at posterior draws `(n, D)`, in their
+        standard deviations, given the statistics before it; none where the form does not say."""
         return {}
 
     @property
