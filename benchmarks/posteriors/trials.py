@@ -235,7 +235,8 @@ SHARED = ("drift", "spread", "log_boundary", "start")
 
 
 def gradient(simulations, trials):
-    """Milliseconds of a log density of so many trials and its gradient, learnt from data sets of 150, or exact (0)."""
+    """Milliseconds of a log density of so many trials and its gradient, and microseconds of a step of NUTS that has
+    run before; learnt from data sets of 150, or exact (0)."""
     case = CASES["drift diffusion"]._replace(trials=trials)
     model, x = learnt(case, exact=not simulations), data(case, 0)
     if simulations:
@@ -247,7 +248,16 @@ def gradient(simulations, trials):
     u = {"drift": 0.5, "boundary": 1.3, "start": 0.5, "non_decision": 0.15}
     jax.block_until_ready(at(u))
     times = timeit.repeat(lambda: jax.block_until_ready(at(u)), number=20, repeat=20)
-    return {"milliseconds": 50.0 * float(np.median(times))}
+    init = numpyro.infer.init_to_value(values=u)
+    mcmc, steps = MCMC(NUTS(model, init_strategy=init), num_warmup=300, num_samples=500, progress_bar=False), []
+    mcmc.run(jax.random.key(0), x=x)
+    for key in jax.random.split(jax.random.key(1), 4):
+        mcmc.post_warmup_state = mcmc.last_state
+        begun = time.perf_counter()
+        mcmc.run(key, x=x, extra_fields=("num_steps",))
+        jax.block_until_ready(mcmc.last_state)
+        steps.append(1e6 * (time.perf_counter() - begun) / int(mcmc.get_extra_fields()["num_steps"].sum()))
+    return {"milliseconds": 50.0 * float(np.median(times)), "step": float(np.median(steps[1:]))}
 
 
 def main(rows, cases=(), keys=4):
@@ -284,7 +294,11 @@ def main(rows, cases=(), keys=4):
         sections.append(("Eight people of 150 trials of the same, errors of means, sd", report.table(header, lines)))
         sizes, trials = (10, 67, 667, 0), (15, 150, 1500)
         rows.fill(gradient, simulations=sizes, trials=trials)
-        lines = [[f"{150 * m:,}" if m else "exact density", *rows.column("milliseconds", simulations=m)] for m in sizes]
         header = ["simulated trials", *(f"{n} observed" for n in trials)]
-        sections.append(("Milliseconds of a log density and its gradient", report.table(header, lines)))
+        for part, title in (
+            ("milliseconds", "Milliseconds of a log density and its gradient"),
+            ("step", "Microseconds of a step of NUTS, later runs"),
+        ):
+            lines = [[f"{150 * m:,}" if m else "exact density", *rows.column(part, simulations=m)] for m in sizes]
+            sections.append((title, report.table(header, lines)))
     return "Trials", sections

@@ -78,7 +78,7 @@ def blocked(matrix: np.ndarray, stop: float, most: int) -> tuple[np.ndarray, lis
     factor, order, rank, _ = dpstrf(matrix, tol=stop, lower=1)
     order, rank = order - 1, min(int(rank), most)
     columns = np.zeros((len(matrix), rank))
-    columns[order] = np.tril(factor)[:, :rank]
+    columns[order] = np.tril(factor[:, :rank])
     return columns, order[:rank].tolist()
 
 

@@ -135,9 +135,12 @@ class Repeats:
     @classmethod
     def of(cls, table: np.ndarray) -> "Repeats":
         """Group the rows of a table `(m, p)`."""
-        _, first, kind = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        rows = np.lexsort(table.T)
+        new = np.append(True, (table[rows[1:]] != table[rows[:-1]]).any(axis=1))
+        first, kind = rows[new], np.empty(len(rows), int)
         order = np.argsort(first)
-        return cls(first[order], np.argsort(order)[kind.ravel()])
+        kind[rows] = np.argsort(order)[np.cumsum(new) - 1]
+        return cls(first[order], kind)
 
     def __len__(self) -> int:
         return len(self.first)

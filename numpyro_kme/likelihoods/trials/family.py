@@ -29,7 +29,7 @@ from numpyro_kme._core import Array, robust_standard_deviation
 from numpyro_kme.kernels.base import register
 from numpyro_kme.kernels.gram import gaussian_gram
 from numpyro_kme.likelihoods.extrapolation import Repeats
-from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions, features, inverse_root, log_gaussians
+from numpyro_kme.likelihoods.residual.ridge import RidgeFunctions, features, inverse_root
 from numpyro_kme.likelihoods.residual.smoothness import INTERCEPT, RIDGE, Inputs
 from numpyro_kme.likelihoods.statistics import COUNTS
 
@@ -73,8 +73,8 @@ class Values:
         scores: What radial basis functions take; of numbers their normal scores over all simulations, `(k,)`.
         log_base: `log h`: of numbers the density of all simulations, `(k,)`.
         log_tail: Log weight in `h` of a Cauchy density, so that no number is impossible; minus infinity for others.
-        points: Centres of radial basis functions, scores, `(r, 1)`.
-        precision: Their squared inverse length scales, `(r, 1)`.
+        points: Centres of radial basis functions, scores, `(r,)`.
+        length: Their length scale.
         root: Inverse root of their kernel matrix, `(r, r)`.
         nodes: `v_k`, `(K,)`.
         log_weights: `log w_k`, `(K,)`.
@@ -87,7 +87,7 @@ class Values:
     log_base: Array
     log_tail: Array
     points: Array
-    precision: Array
+    length: Array
     root: Array
     nodes: Array
     log_weights: Array
@@ -95,8 +95,8 @@ class Values:
     @classmethod
     def of_categories(cls, number: int) -> "Values":
         """Take so many categories, by their numbers: an indicator of each."""
-        every, none, zeros, level = np.arange(float(number)), np.zeros((0, 1)), np.zeros(number), np.zeros(2)
-        unused = np.array(-np.inf), none, none, np.zeros((0, 0))
+        every, zeros, level = np.arange(float(number)), np.zeros(number), np.zeros(2)
+        unused = np.array(-np.inf), np.zeros(0), np.array(1.0), np.zeros((0, 0))
         return cls(every, np.array(SAME), np.arange(2.0), level, level, *unused, every, zeros)
 
     @classmethod
@@ -133,33 +133,49 @@ class Values:
     @classmethod
     def _with_basis(cls, atoms, same, knots, scores, log_base, log_tail, nodes, log_weights, length):
         number = int(np.clip(np.ptp(scores) / (0.7 * length), 4, NODES // 2))
-        points = np.linspace(scores.min(), scores.max(), number)[:, None]
-        root = inverse_root(gaussian_gram(points, points, length**2) + RIDGE * np.eye(number)).T
-        same, log_tail, precision = np.array(same), np.array(log_tail), np.full(points.shape, length**-2)
-        return cls(atoms, same, knots, scores, log_base, log_tail, points, precision, root, nodes, log_weights)
+        points = np.linspace(scores.min(), scores.max(), number)
+        root = inverse_root(gaussian_gram(points[:, None], points[:, None], length**2) + RIDGE * np.eye(number)).T
+        same, log_tail, length = np.array(same), np.array(log_tail), np.array(length)
+        return cls(atoms, same, knots, scores, log_base, log_tail, points, length, root, nodes, log_weights)
 
     def __call__(self, v: Any, xp: Any = jnp) -> Any:
         """`phi(v)` of values `(...)`, `(..., b)`."""
-        points, precision, root, atoms = map(xp.asarray, (self.points, self.precision, self.root, self.atoms))
-        near = xp.exp(log_gaussians(self.score(v, xp)[..., None], points, precision, xp)) @ root
-        same = xp.abs(v[..., None] - atoms) < self.same
-        return xp.concatenate([same.astype(near.dtype), near], axis=-1)
+        same, near = self._near(v, xp)
+        return xp.concatenate([same, near @ xp.asarray(self.root)], axis=-1)
+
+    def product(self, v: Any, theta: Any, xp: Any = jnp) -> Any:
+        """`phi(v)^T theta` of values `(...)` and parameters `(..., b)`."""
+        same, near = self._near(v, xp)
+        of_same, of_near = theta[..., : len(self.atoms)], theta[..., len(self.atoms) :]
+        return xp.sum(same * of_same, axis=-1) + xp.sum(near * (of_near @ xp.asarray(self.root).T), axis=-1)
+
+    def _near(self, v: Any, xp: Any) -> tuple[Any, Any]:
+        """Which atoms values `(...)` are, `(..., a)`, and how near their scores are to the points, `(..., r)`."""
+        points, length, atoms = map(xp.asarray, (self.points, self.length, self.atoms))
+        near = xp.exp(-0.5 * xp.square((self.score(v, xp)[..., None] - points) / length))
+        return (xp.abs(v[..., None] - atoms) < self.same).astype(near.dtype), near
 
     def at_nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """`phi(v_k)`, `(K, b)`, and `log (w_k h(v_k))`, `(K,)`."""
         return self(self.nodes, np), self.log_weights + self.log_h(self.nodes, np)
 
     def score(self, v: Any, xp: Any = jnp) -> Any:
-        """Scores of values."""
-        return xp.interp(v, xp.asarray(self.knots), xp.asarray(self.scores))
+        """Scores of values, those beyond the knots that of the last."""
+        return between(xp.clip(v, self.knots[0], self.knots[-1]), self.knots, self.scores, xp)
 
     def log_h(self, v: Any, xp: Any = jnp) -> Any:
         """`log h(v)`, without its constant; beyond the knots it goes on as it ends."""
-        knots, log_base = xp.asarray(self.knots), xp.asarray(self.log_base)
-        slopes = xp.diff(log_base) / xp.diff(knots)
-        inside = xp.clip(v, knots[0], knots[-1])
-        beyond = xp.where(v > inside, slopes[-1], slopes[0]) * (v - inside)
-        return xp.logaddexp(xp.interp(inside, knots, log_base) + beyond, self.log_tail - xp.log1p(xp.square(v)))
+        log_base = between(v, self.knots, self.log_base, xp)
+        return xp.logaddexp(log_base, self.log_tail - xp.log1p(xp.square(v)))
+
+
+def between(v: Any, knots: Any, values: Any, xp: Any) -> Any:
+    """The straight lines between values at knots, `(k,)` each, of which the first and the last go on."""
+    how = {"method": "compare_all"} if xp is jnp else {}  # a loop takes JAX ten times as long
+    knots, values = xp.asarray(knots), xp.asarray(values)
+    left = xp.searchsorted(knots[1:-1], v, side="right", **how)
+    slopes = xp.diff(values) / xp.diff(knots)
+    return values[left] + slopes[left] * (v - knots[left])
 
 
 @register
@@ -192,7 +208,7 @@ class ExponentialFamily:
         """`log p(v | z)` of values `(...)` at coordinates `(..., D)`, by JAX or NumPy."""
         theta = self.functions(z, xp)
         log_sum = added(theta @ xp.asarray(self.table).T + xp.asarray(self.log_weights), xp)
-        return xp.sum(self.values(v, xp) * theta, axis=-1) + self.values.log_h(v, xp) - log_sum
+        return self.values.product(v, theta, xp) + self.values.log_h(v, xp) - log_sum
 
     def log_shares(self, z: Any, xp: Any = jnp) -> Any:
         """Log probabilities of the nodes, `(..., K)`, which are the values of a category."""
@@ -340,21 +356,21 @@ def maximise(
     curvatures, right = np.linalg.eigh(covariance)
     scale = 1.0 / np.sqrt(1.0 + np.maximum(np.outer(sizes, curvatures), 0.0))
     begin = left.T @ start @ right / scale
-    basis, table = basis @ left, table @ right
-    linear = basis.T @ (sums @ right)
-    rows, columns, fixed = (part.astype(np.float32) for part in (basis, table, log_weights))
+    linear = left.T @ (basis.T @ (sums @ right))
+    rows = np.asarray(basis @ left, np.float32)
+    columns = np.concatenate([table @ right, np.ones((len(table), 1))], axis=1).astype(np.float32)
+    fixed, count = log_weights.astype(np.float32), number.astype(np.float32)
 
     def loss(variables):
         weights = variables.reshape(scale.shape) * scale
-        logs = rows @ weights.astype(np.float32) @ columns.T
+        logs = rows @ weights.astype(np.float32) @ columns[:, :-1].T
         logs += fixed
         top = logs.max(axis=1)
-        shares = np.exp(np.subtract(logs, top[:, None], out=logs), out=logs)
-        total = shares.sum(axis=1, dtype=np.float64)
-        value = number @ (top + np.log(total)) - np.sum(linear * weights) + 0.5 * np.sum(np.square(weights))
-        shares *= (number / total).astype(np.float32)[:, None]
-        slope = basis.T @ (shares @ columns).astype(np.float64) - linear + weights
-        return value, (slope * scale).ravel()
+        sums = np.exp(np.subtract(logs, top[:, None], out=logs), out=logs) @ columns
+        value = number @ (top + np.log(sums[:, -1].astype(np.float64)))
+        value += 0.5 * np.sum(np.square(weights)) - np.sum(linear * weights)
+        means = sums[:, :-1] * (count / sums[:, -1])[:, None]
+        return value, ((rows.T @ means - linear + weights) * scale).ravel()
 
     options = {"maxiter": 1000, "maxcor": 20, "ftol": enough, "gtol": 1e-3}
     found = scipy.optimize.minimize(loss, begin.ravel(), jac=True, method="L-BFGS-B", options=options)
