@@ -110,14 +110,16 @@ COUNTED = {name: Case({"m": dist.Normal(1.0, 0.5), "r": NORMAL}, law, 120, 1000)
 
 def learnt(case, exact=False):
     """The model with a simulator, or with the exact density."""
+    dims = tuple(len(prior.event_shape) for prior in case.priors.values())
+
+    def call(key, *given):
+        return case.law(*given).sample(key)
 
     def model(x=None):
         params = [numpyro.sample(name, prior) for name, prior in case.priors.items()]
         if exact:
             return numpyro.factor("x", jnp.sum(case.law(*params).log_prob(x)))
-        dims = tuple(len(prior.event_shape) for prior in case.priors.values())
         with numpyro.plate("trials", case.trials):
-            call = lambda key, *given: case.law(*given).sample(key)  # noqa: E731
             return numpyro.sample("x", kme.Simulator(call, *params, event_dims=dims), obs=x)
 
     return model
