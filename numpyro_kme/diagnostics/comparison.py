@@ -129,16 +129,16 @@ def _odds(log_ratio: float) -> str:
 def compare(models: Mapping[str, Engine | LearntPosterior]) -> Comparison:
     r"""Compare models by the log evidence of the same data, $\log q(y) = \log \int q(y \mid \theta) p(d \theta)$.
 
-    A Bayes factor compares models *with their priors*; a wider prior lowers the evidence. Where the simulator gives
-    summary statistics it is the Bayes factor of these, which may differ from that of the data however many these are
-    (Robert et al., 2011): `check_comparison` shows whether they tell the models apart.
+    A Bayes factor compares models *with their priors*; a wider prior lowers the evidence. If the simulator returns
+    summary statistics, it is the Bayes factor of the statistics, which may differ from that of the data, however many
+    data there are (Robert et al., 2011): `check_comparison` shows whether the statistics tell the models apart.
 
     Args:
         models: `KELFI` engines that have been run, or their posteriors, by name.
     Raises:
         ValueError: If they are not comparable: other data, statistics, masks or kinds of likelihood, a likelihood that
-            is no density, a power of one (`numpyro.handlers.scale`), a prior that was learnt from the data, or errors
-            that are not known (`standard_errors=False`).
+            is no density or is raised to a power (`numpyro.handlers.scale`), a prior that was learnt from the data, or
+            errors that are not known (`standard_errors=False`).
     References: Robert, Cornuet, Marin and Pillai (2011), PNAS 108.
     Example:
         >>> kme.compare({"Poisson": poisson, "negative binomial": negative_binomial})

@@ -203,9 +203,9 @@ class ConditionalMeanEmbedding:
 def herd(kernel: Kernel, embedding_values: Array, candidates: PointSet, num_samples: int) -> np.ndarray:
     r"""Choose super-samples greedily: `theta^(s) = argmax_t mu(t) - (1/s) sum_{i < s} l(theta^(i), t)`.
 
-    The equally weighted samples approach `mu` at a rate of about `1/S` instead of `S^-1/2` for functions in
-    the space of the kernel; averages of functions outside it (tail probabilities, for one) can be worse than
-    those of random draws. A candidate can be chosen more than once. `mu` may embed a signed measure.
+    For functions in the space of the kernel, averages over the equally weighted samples converge at a rate of about
+    `1/S` instead of `S^-1/2`. For functions outside it, such as tail probabilities, they can be worse than averages
+    over random draws. A candidate can be chosen more than once. `mu` may embed a signed measure.
 
     Args:
         kernel: `l`, the kernel of the embedding.

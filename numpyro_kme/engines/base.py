@@ -116,8 +116,8 @@ class Engine(abc.ABC, Generic[P]):
 
     @door
     def condition(self, rng_key: jax.Array, *args, **kwargs) -> P:
-        """The posterior of another observation, with the simulations and what was learnt in the last `run`, where the
-        engine keeps them; one that keeps nothing runs again. The engine stays as it is.
+        """The posterior of another observation, from the simulations and what was learnt in the last `run`. An engine
+        that keeps nothing of these runs again. The engine does not change.
 
         Args:
             rng_key: The only source of randomness.
@@ -133,12 +133,12 @@ class Engine(abc.ABC, Generic[P]):
 
     @door
     def condition_many(self, rng_key: jax.Array, observations: Mapping[str, Any], *args, **kwargs) -> Posteriors:
-        """The posteriors of many observations, as `condition` has them one by one; in threads, as many as there are
-        processors, where the engine keeps what it learnt.
+        """The posteriors of many observations, each as `condition` gives it; on all processors, if the engine keeps
+        what it learnt.
 
-        An observation that the engine refuses for too small an effective sample size has no posterior
-        (`Posteriors.refused`); the others have theirs. Warnings of single observations are kept in `Posteriors.warned`,
-        and one is given for all.
+        An observation with too small an effective sample size has no posterior, and is listed in
+        `Posteriors.refused`. Warnings of single observations are kept in `Posteriors.warned`; one warning is given for
+        all.
 
         Args:
             rng_key: The only source of randomness. Observation `i` has the key `jax.random.fold_in(rng_key, i)`.
@@ -147,8 +147,8 @@ class Engine(abc.ABC, Generic[P]):
             *args: Positional arguments of the model, the same for all observations.
             **kwargs: Further keyword arguments of the model, the same for all observations.
         Raises:
-            ValueError: If the arrays differ in length or are empty, an argument is given twice, or as `condition`, with
-                a note that has the number of the observation.
+            ValueError: If the arrays differ in length or are empty, or an argument is given twice; and as `condition`,
+                with the number of the observation.
         Warns:
             UserWarning: If the engine refused observations, or warned of them.
         """
@@ -363,7 +363,7 @@ def cite(engine: Any = None) -> str:
         engine: A class of the package or of yours with an attribute `paper`, such as `KELFI`, or an object of it; the
             package itself when left out.
     Returns:
-        The entry; of a `KELFI` with another form than the published one behind a line that says so.
+        The entry. For a `KELFI` with another form than the published one, a line before the entry says so.
     Raises:
         TypeError: If it names no paper.
     """

@@ -27,14 +27,14 @@ class K2ABC(WeightingEngine):
     no summary statistics. A data set is one event `(n,)` or `(n, d)` of the simulator, or `n` draws under a plate.
     Weights are positive.
 
-    The posterior is that of a likelihood widened by $\epsilon$: it is exact in no limit but that of $\epsilon \to 0$,
-    with ever more simulations and data sets so large that the discrepancy loses nothing.
+    The posterior is that of a likelihood widened by $\epsilon$. It is exact only in the limit $\epsilon \to 0$, with
+    ever more simulations, and data sets so large that the discrepancy loses nothing.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        estimator: Of the squared MMD: `Quadratic`, `LinearTime` or `Fourier`. `Quadratic` when left out, with a
-            Gaussian kernel whose length scale is the median distance within the observed data.
+        estimator: Estimator of the squared MMD: `Quadratic`, `LinearTime` or `Fourier`. When left out `Quadratic`, with
+            a Gaussian kernel whose length scale is the median distance within the observed data.
         length_scale: Rule for that length scale instead of the median: `BayesianKernelLearning(key)` on the observed
             data, or `CrossValidation(key)` on simulated draws, which are to predict their parameters.
         epsilon: Width, in units of the squared MMD; when left out, such that the effective sample size is `max(50, m /
@@ -81,13 +81,13 @@ class RejectionABC(WeightingEngine):
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        discrepancy: A function of one simulated output and the observation that gives a number, less where they are
+        discrepancy: A function of one simulated output and the observation that gives a number, smaller where they are
             more alike. It gets `(n, d)` for `n` draws under a plate, otherwise the event of the simulator, with rows of
-            NaN behind the ends of outputs of any length (`Simulator(ragged=True)`). An
-            estimator of the MMD, `Quadratic(kernel)`, and `Wasserstein(p)`, whose p-th power it is, get `(n, d)`
-            always. When left out, the Euclidean distance of outputs, each number divided by its median absolute
-            deviation over the simulations, by its standard deviation where that is 0, and by 1 where it is constant;
-            scalar draws under a plate are sorted first.
+            NaN behind the ends of outputs of any length (`Simulator(ragged=True)`). It may also be an estimator of the
+            squared MMD, `Quadratic(kernel)`, or the p-th power of a Wasserstein distance, `Wasserstein(p)`; these get
+            `(n, d)` always. When left out, the Euclidean distance of outputs, each number divided by its median
+            absolute deviation over the simulations, or by its standard deviation where that is 0; scalar draws under a
+            plate are sorted first.
         length_scale: Rule such as `MedianHeuristic()`; with one the discrepancy is the squared MMD with a Gaussian
             kernel of that length scale, as in `K2ABC`.
         quantile: Fraction of the simulations to accept; 0.02 when left out and there is no `threshold`.

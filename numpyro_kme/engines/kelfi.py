@@ -41,45 +41,44 @@ class KELFI(SimulationEngine[LearntPosterior]):
     r"""Kernel embedding likelihood-free inference: a posterior from a few hundred simulations.
 
     The likelihood of the simulator is learnt as a kernel mean embedding. In the published form of Hsu and Ramos (2019)
-    it is $q(y \mid \theta) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(\theta)$. The default is this
-    package's location-scale form, the same of standardised residuals (`ResidualKernelMeans`): an extension, not KELFI
-    as published. Hyperparameters are learnt by leave-one-out prediction of the simulations. Where the
-    posterior is narrow, further rounds simulate around it. With `num_rounds=1` all simulations are at prior draws, and
-    the likelihood serves every observation: `condition` on a new one neither simulates nor learns again.
+    it is $q(y \mid \theta) = \kappa_\epsilon(y)^\top (L + m \lambda I)^{-1} \ell(\theta)$. The default is an extension
+    by this package: the location-scale (residual) form embeds standardised residuals (`ResidualKernelMeans`).
+    Hyperparameters are learnt by prediction of held-out simulations. Where the posterior is narrow, further rounds
+    simulate around it. With `num_rounds=1` all simulations are at prior draws, and the likelihood serves every
+    observation: `condition` on a new one neither simulates nor learns again.
 
     Args:
         model: A NumPyro model with observed `Simulator` sites; other likelihoods and factors may stand beside them.
-        num_simulations: Number `m` of simulations in all, at draws from the prior if there is one round.
+        num_simulations: Number `m` of simulations in all rounds together.
         num_samples: Number of equally weighted posterior draws.
-        form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`, or of choices, answers, counts
-            and a number drawn many times `likelihoods.KernelExponentialFamily()`, and of two or three numbers drawn
-            many times the better of these. `KernelMeans()` is the published form: closed forms, data kernels on data
-            sets and time series, `learn_prior`, `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of
-            data sets and series. For a simulator
-            of outputs of any length (`Simulator(ragged=True)`) how long they are is a statistic too, and the others
-            are learnt given it.
+        form: Form of the learnt likelihood, with its settings. When left out: `likelihoods.KernelExponentialFamily()`
+            for choices, answers, counts, and one number drawn many times; the better of this and the residual form for
+            two or three numbers drawn many times; otherwise the residual form, `ResidualKernelMeans()`. `KernelMeans()`
+            is the published form: closed forms, data kernels on data sets and time series, `learn_prior`,
+            `surrogate_variance`. `KernelStatistics(kernel)` learns statistics of data sets and series. For outputs of
+            any length (`Simulator(ragged=True)`) the length is a statistic too, and the others are learnt given it.
         statistics: How summary statistics are learnt from the same simulations, for raw outputs such as series and
             images: `SemiAutomaticStatistics()`, or `SelectedStatistics()` among many; or a mapping from sites to these.
             Each round learns them again, from all simulations. When left out, outputs are the statistics.
         simulations: Simulations made elsewhere, instead of new ones (`Simulations`).
-        num_rounds: Number of rounds, of equal size. The first simulates at prior draws; each further one where
-            `proposal` says, learns from all simulations so far, and samples. The likelihood may be learnt from any
-            proposal, so nothing is reweighted. When left out the engine chooses: five rounds, or the rest at prior
-            draws if the first round's proposal is about as wide as the prior, and half of its simulations move the
-            posterior little. It makes one round for `simulations` that are given, for a `store`, for other forms than
-            the default, for fewer than 100 simulations, and where calls have parameters of their own, as in a
-            hierarchy, and are more than the numbers to infer. Where statistics are learnt, each round has at least 150
-            simulations.
+        num_rounds: Number of rounds, of equal size. The first simulates at prior draws. Each further one simulates
+            where `proposal` says, learns from all simulations so far, and samples; nothing is reweighted, since a
+            likelihood can be learnt from any proposal. When left out: five rounds; or, if the first posterior is about
+            as wide as the prior and half of the simulations move it little, the rest at prior draws. One round for
+            given `simulations`, a `store`, other forms than the default, fewer than 100 simulations, and hierarchies,
+            where calls have parameters of their own, with more calls than numbers to infer. Where statistics are
+            learnt, each round has at least 150 simulations.
         proposal: Where further rounds simulate: `FromPosterior()` when left out, or `FromVariance()`.
         learn_prior: Whether the prior's mean and standard deviation in each coordinate are learnt too, by maximising
-            the marginal likelihood $q(y)$ without simulating again (`learn_normal`). For a prior that is normal in the
-            coordinates and determines them, and the published form.
+            the marginal likelihood $q(y)$ without simulating again (`learn_normal`). Only for the published form, and a
+            prior that is normal in the coordinates and determines them.
         standard_errors: Whether to learn from halves of the simulations too, for the standard errors of the posterior's
             means and standard deviations.
-        adjust: Prior probability that a statistic is shifted, such as 0.1, where the model may not be able to make all
-            of them; smaller for a statistic that says what the others do not. The shifts are inferred too, from the
-            same simulations; `posterior.shifts()` has them. For the residual form.
-        missing: `SimulatedMissing()` where the simulator itself gives NaN; when left out NaN is missing at random.
+        adjust: Prior probability, such as 0.1, that a statistic is shifted, for a model that may not be able to make
+            all statistics; smaller for a statistic that the others cannot replace. The shifts are inferred too, from
+            the same simulations; `posterior.shifts()` has them. Only for the residual form.
+        missing: `SimulatedMissing()` if the simulator itself gives NaN. When left out, entries of the observation that
+            are NaN are missing at random.
         on_failure, executor, store, version, timeout, progress_bar: How it simulates, as in `simulate`; each round is
             one batch of parallel runs, and a store is for one round.
     References:

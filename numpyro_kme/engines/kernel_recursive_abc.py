@@ -42,7 +42,7 @@ class KernelRecursiveABC(KernelEngine["PointPosterior"]):
         tolerance: Of the low-rank factor of `G_Y`.
         simulations: The first iteration, made elsewhere, from the prior or from where the points should begin.
         store: A folder for a store of each iteration, `iteration 1` and so on. A run that ended early goes on from
-            there; `condition`, whose points are others, writes nothing there.
+            there; `condition` writes nothing there.
         on_failure, executor, version, timeout, progress_bar: How it simulates, as in `simulate`; with
             `on_failure="skip"` the other points of an iteration serve.
     Raises:

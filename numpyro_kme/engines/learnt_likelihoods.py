@@ -60,11 +60,11 @@ class Proposal(abc.ABC):
 class FromPosterior(Proposal):
     r"""Simulate at draws from the power posterior $p(\theta) q(y \mid \theta)^t$ of the last round.
 
-    With the power `t = 1/2` they reach about 1.4 times as far as the posterior, so that the likelihood is learnt around
-    it too, and a posterior that a round got too narrow is put right by the next.
+    With the power `t = 1/2` they reach about 1.4 times as far as the posterior. So the likelihood is learnt around it,
+    too, and the next round can correct a posterior that came out too narrow.
 
     Args:
-        power: `t`, above 0 and no more than 1, which is the posterior itself.
+        power: `t`, above 0 and at most 1; 1 is the posterior itself.
     """
 
     power: float = 0.5

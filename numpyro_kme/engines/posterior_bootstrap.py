@@ -116,19 +116,19 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
             `(rng_key, num) -> (num, *event)`, or `"prior predictive"`, the model's own.
         truncation: Draws of `F` in each replicate.
         covariates: Name of the model's argument that holds covariates `(n, ...)`, where the simulator's
-            parameters vary along the plate: the loss then compares joint distributions of (covariate, response). Those
-            parameters that depend on no latent when left out.
+            parameters vary along the plate: the loss then compares joint distributions of (covariate, response). When
+            left out, the parameters that depend on no latent are the covariates.
         num_samples: Number `B` of replicates, which are the posterior draws.
         num_nodes: Points that are simulated at each of the parameters, a power of two from 32 on.
         prior_weight: Weight of the model's prior against the loss as a log-likelihood, for a squared distance; 0 (as
             published) or 1, as in Bayes' rule. Each replicate then draws a point `z` of the prior, and to its loss
-            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, `u` unconstrained, `s` the prior's
-            standard deviations there: what the data leave open spreads as the prior does. The `loss_scale` makes the
-            loss a log-likelihood (`bootstrap.rounds.loss_scale`). Exact for linear models with normal noise and normal
-            priors.
+            `prior_weight * loss_scale * sum_a ((u_a - z_a) / s_a)^2 / 2` is added, with unconstrained `u`, and the
+            prior's standard deviations `s` there: what the data leave open varies as under the prior. The `loss_scale`
+            makes the loss a negative log-likelihood (`bootstrap.rounds.loss_scale`). Exact for linear models with
+            normal noise and normal priors.
         prior_draws: `z` is the best, by the replicate's loss, of this many draws of the prior. With 1 the prior counts
-            in every direction; with many (the published starts are the best of 500) only where the data say nothing,
-            and there as given the data, which matters where they leave a curved set open.
+            in every direction. With many (the published starts are the best of 500) it counts only where the data say
+            nothing, and its draws there agree with the data even if these leave a curved set open.
         executor: Where a black box runs: an executor, or a number of processes; see `simulate`.
         timeout: Seconds for one call of a black box.
 

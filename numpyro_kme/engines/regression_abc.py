@@ -28,21 +28,21 @@ class KernelABC(WeightingEngine, KernelEngine):
     r"""Kernel ABC: ridge regression of the parameters' embedding on the data.
 
     $E[f(\theta) \mid y] \approx \sum_j v_j f(\theta_j)$, $v = (G_Y + m \varepsilon I)^{-1} k_Y(y)$. Weights are
-    signed; they are divided by their sum. No simulation has to come near the observation in every number of the data
-    at once, as it has in rejection. Without a model it is `conditional_embedding`.
+    signed; they are divided by their sum. Unlike in rejection, no simulation has to be near the observation in all
+    numbers of the data at once. Without a model it is `conditional_embedding`.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        kernel: On outputs of the simulator, or a rule that makes one, such as `EmpiricalMeasureRule()` for data sets of
-            any length (`Simulator(ragged=True)`), where it is multiplied by one on lengths. When left out, a Gaussian
-            with the median distance of each number as length scale; for draws under a plate, a Gaussian in their mean
-            embeddings (`kernels.EmpiricalMeasure`).
+        kernel: Kernel on outputs of the simulator, or a rule that makes one, such as `EmpiricalMeasureRule()` for data
+            sets of any length (`Simulator(ragged=True)`), where it is multiplied by one on lengths. When left out, a
+            Gaussian with the median distance of each number as length scale; for draws under a plate, a Gaussian in
+            their mean embeddings (`kernels.EmpiricalMeasure`).
         length_scale: Rule for the length scale of that Gaussian, or of the kernel inside the mean embeddings, instead
             of the median: `BayesianKernelLearning(key)`, `CrossValidation(key)`.
-        regularisation: `eps`; when left out `0.01 / sqrt(m)`, or for outputs of any length, which say more or less
-            each, ten times what predicts parameters and their squares best, each simulation without itself.
-        tolerance: Of the low-rank factor of `G_Y`; 1e-3 is much faster for large `m`, and loses little.
+        regularisation: `eps`; when left out `0.01 / sqrt(m)`. For outputs of any length, which differ in what they say,
+            ten times the one that predicts parameters and their squares best, by leave-one-out.
+        tolerance: Tolerance of the low-rank factor of `G_Y`; 1e-3 is much faster for large `m`, and loses little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
             simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).
@@ -99,9 +99,10 @@ class KernelBayes(WeightingEngine, KernelEngine):
             variances where the posterior is narrow; a warning says where a variance comes out negative.
         num_folds: If given, the length scales of both kernels and `eps` are chosen by the K-fold criterion of the paper
             (`choose_by_folds`), among multiples of those above, measured in the space of `parameter_kernel`; with
-            `delta` at twice `eps`. It asks that averages of posteriors are the distribution of the simulated
+            `delta` at twice `eps`. By this criterion posteriors should average to the distribution of the simulated
             parameters.
-        tolerance: Of the low-rank factors of Gram matrices; 1e-3 is much faster for large `m`, and loses little.
+        tolerance: Tolerance of the low-rank factors of Gram matrices; 1e-3 is much faster for large `m`, and loses
+            little.
         num_samples: Number of equally weighted draws: simulations chosen by herding, which follows signed weights.
         regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
             simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).
@@ -189,21 +190,21 @@ class DistributionRegressionABC(WeightingEngine, KernelEngine):
     $s(y) = \bar z + k(y)^\top (K + m \lambda I)^{-1} (z - \bar z)$ predicts the coordinates `z` of the parameters from
     a data set, with a kernel on data sets, such as a Gaussian in their mean embeddings; $w_i \propto
     \exp(-|s_{-i}(x_i) - s(y)|^2 / \epsilon)$. The summaries of the simulations are predicted without themselves, in
-    closed form, so they err as that of the observation does. Weights are positive. Without a model it is
+    closed form, so that their errors are like that of the observation. Weights are positive. Without a model it is
     `DistributionRegression` and `soft_abc_weights`.
 
     Args:
         model: A NumPyro model with one observed `Simulator` site.
         num_simulations: Number `m` of draws from the prior, each simulated once.
-        kernel: On outputs of the simulator; as in `KernelABC` when left out, on draws under a plate also with eight
-            times its length scale, whichever has the smaller leave-one-out error; so with the candidates of a rule. For
-            data sets that are one event `(n, d)`, give `kernels.EmpiricalMeasure`.
+        kernel: Kernel on outputs of the simulator. When left out as in `KernelABC`; on draws under a plate that kernel
+            or one with eight times its length scale, whichever has the smaller leave-one-out error. For data sets that
+            are one event `(n, d)`, give `kernels.EmpiricalMeasure`.
         length_scale: Rule for the kernel that is chosen when `kernel` is left out, as in `KernelABC`.
         regularisation: `lambda`; when left out, the power of ten, 1e-9 to 1, with the least leave-one-out error.
         epsilon: Width, in squared units of coordinates; when left out, such that the effective sample size is `max(50,
             m / 50)`.
-        tolerance: Of the low-rank factor of `K`; when left out 0.1, 0.01, and so on until the squared leave-one-out
-            error falls by less than 1%.
+        tolerance: Tolerance of the low-rank factor of `K`; when left out 0.1, 0.01, and so on until the squared
+            leave-one-out error falls by less than 1%.
         num_samples: Number of equally weighted draws, resampled systematically from the simulations.
         regression_adjustment: Whether a local linear regression on the numbers of the output moves the weighted
             simulations to where they would lie had they given the observation (`abc.RegressionAdjustment`).

@@ -192,8 +192,8 @@ class BayesianKernelLearning(LengthScaleRule):
 
     Args:
         rng_key: Chooses points and landmarks.
-        num_landmarks: How many landmarks.
-        most: How many points, at most, chosen at random.
+        num_landmarks: Number of landmarks.
+        most: Largest number of points, chosen at random.
     """
 
     paper = "flaxman2016bayesian"

@@ -117,9 +117,9 @@ class CrossValidation(LengthScaleRule):
 
     Args:
         rng_key: Chooses points.
-        multiples: Of the median heuristic.
+        multiples: Multiples of the median heuristic that are tried.
         per_dimension: Whether that is `median_heuristic_per_dimension`.
-        most: How many points, at most, chosen at random.
+        most: Largest number of points, chosen at random.
     Cost: an eigendecomposition of the size of `most` for each multiple.
     """
 

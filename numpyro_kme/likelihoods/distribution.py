@@ -157,14 +157,15 @@ def fit_likelihood(
     Args:
         theta: `(m, p)` arguments, from any proposal: they need not be draws from the prior.
         x: `(m, *event)` outputs.
-        form: Form and settings of the surrogate; when left out `ResidualKernelMeans()`; of choices, answers, counts and
-            repeated draws of one number, `KernelExponentialFamily()`; of fewer than ten simulations `KernelMeans()`.
+        form: Form of the learnt likelihood, with its settings. When left out: `KernelExponentialFamily()` for choices,
+            answers, counts and repeated draws of one number; `KernelMeans()` for fewer than ten simulations; otherwise
+            `ResidualKernelMeans()`.
         coordinates: Map of the arguments to about standard normal; `Coordinates.standardise(theta)` when left out.
         measure: The prior in coordinates, for objectives and reports that need one.
         y: The observation `(*event)`, for objectives that need it.
-        names: Of the numbers of one output, flattened, for what is reported.
-        standard_errors: Whether to learn from halves of the simulations, too (`others`), for which it takes up to three
-            times as long.
+        names: Names of the numbers of one output, flattened, for reports.
+        standard_errors: Whether to learn from halves of the simulations, too, for standard errors of posteriors; it
+            then takes up to three times as long.
     Raises:
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
@@ -258,8 +259,9 @@ class KernelMeansLikelihood(RealValued):
     simulations can make $q$ negative; `log_prob` is the logarithm of the positive version that the form of the
     surrogate documents, so that gradient-based samplers can follow it.
 
-    Entries of an output that are NaN were not observed: the likelihood is that of the others. They have to be known
-    when the output is prepared (`observing`, which `handlers.surrogate` calls), and a traced output must have none.
+    Entries of an output that are NaN were not observed: the likelihood is that of the others. Which entries are NaN has
+    to be known when the output is prepared (`observing`, which `handlers.surrogate` calls); a traced output must have
+    none.
 
     Outputs `(*lead, *event)` and parameters of any batch shape are broadcast against each other: groups with their own
     parameters, draws that share one (whose log densities a data plate adds up), or both.

@@ -200,14 +200,14 @@ class StatisticsSurrogate(TransformedSurrogate):
 class SelectedStatistics(Statistics):
     r"""Statistics chosen among many that depend on the parameters, each as it is.
 
-    A statistic is kept if a test of independence rejects that it says nothing about the parameters, or then that it has
-    nothing to do with those that are kept: noise that is shared is worth knowing. The test is that of the
+    A statistic is kept if a test rejects that it is independent of the parameters, or else that it is independent of
+    the statistics that are kept: noise that it shares with these helps to read them. The test is that of the
     Hilbert-Schmidt independence criterion with kernels of finite rank on ranks: with orthonormal $\phi_k(x)$ and
     $\psi_l(z)$, three cosines of the rank of each number and products of the first of two coordinates,
     $m \sum_{kl} \widehat{\mathrm{corr}}(\phi_k, \psi_l)^2$ is about chi-squared if they are independent.
 
     Args:
-        level: Probability of keeping any statistic that depends on nothing, before those that have to do with it.
+        level: Probability that any statistic which is independent of the parameters is kept by the first test.
     References:
         Gretton et al. (2008), NIPS; Blum et al. (2013), Statistical Science 28, on selection and projection.
     """

@@ -71,10 +71,10 @@ class MMD(Loss):
     r"""Squared maximum mean discrepancy between the weighted data and the model.
 
     `|mu_w - mu_u|^2` with `mu_w = sum_i w_i k(x_i, .)` and `mu_u = E k(X_u, .)`. With `fit_proportion`,
-    `min_{0 <= c <= 1} |mu_w - c mu_u|^2`, with `c = <mu_w, mu_u> / |mu_u|^2` inside: the model has mixing proportion
-    `c` in the distribution of the data (its measure need not be normalised), and far contamination costs nothing, where
-    the plain loss answers a proportion `e` of outliers with a model that is too wide. The fitted `c` is reported as
-    `mixing_proportion`; without contamination the estimates are less efficient by about a third.
+    `min_{0 <= c <= 1} |mu_w - c mu_u|^2`, with `c = <mu_w, mu_u> / |mu_u|^2` inside: the model is a proportion `c` of
+    the distribution of the data. Far contamination then causes no bias, while the plain loss answers a proportion `e`
+    of outliers with a model that is too wide. The fitted `c` is reported as `mixing_proportion`; without contamination
+    the estimates are less efficient by about a third.
 
     Args:
         kernel: Compares two data points; Gaussian with the median distance as length scale when left out. It must be

@@ -12,9 +12,9 @@ from numpyro_kme.losses.base import Embedding, Loss, vectors
 class Wasserstein(Loss):
     r"""Wasserstein distance between the weighted data and the model, `W_p^p = min_pi sum_ij pi_ij |x_i - y_j|_2^p`.
 
-    Scalars are transported exactly, by their quantiles; vectors exactly by the network simplex of POT, on the host. The
-    gradient holds the optimal plan still, which is its derivative wherever the plan is unique. Not robust: a proportion
-    `e` of points at distance `D` moves the estimate by about `e D`.
+    Scalars are transported exactly, by their quantiles; vectors exactly, by the network simplex of POT on the host. The
+    gradient is taken at the optimal plan, held fixed, which is the derivative wherever the plan is unique. Not robust:
+    a proportion `e` of points at distance `D` moves the estimate by about `e D`.
 
     Args:
         p: Power of the distance, at least 1. Below 2 the loss has kinks, see `Loss.value`.

@@ -40,8 +40,8 @@ class SyntheticLikelihood(RealValued):
         fn: The simulator, as in `Simulator`.
         *params: The arguments of one call.
         num_simulations: Simulations at each `theta`; more than the event has numbers, plus two.
-        rng_key: Makes independent simulations, always with the same key when left out. Of several keys
-            `(blocks,)`, as `PseudoMarginal(blocks=...)` gives them, each makes an equal part of the simulations.
+        rng_key: Key of the simulations; always the same key when left out. With several keys `(blocks,)`, as
+            `PseudoMarginal(blocks=...)` gives them, each makes an equal part of the simulations.
         shape, dtype: Of one event of a black-box simulator, whose density has no gradient.
     Raises:
         numpy.linalg.LinAlgError: If the covariance of the simulations is singular, outside compiled code; inside, the

@@ -89,10 +89,10 @@ class NoisePolicy(abc.ABC):
 class CommonNoise(NoisePolicy):
     """Noise that is the same at every point of the chain: a smooth density, for any kernel.
 
-    A simulator in JAX runs on keys of low discrepancy (`models.node_keys`), a Latin hypercube over its noise. Others,
-    and those that take no such keys, have independent noise: the posterior is then that of one simulated sample, close
-    to the one with infinitely many only if the sample is much larger than the data. `noise_sensitivity` rescores draws
-    under other keys.
+    A simulator in JAX runs on keys of low discrepancy (`models.node_keys`), a Latin hypercube over its noise. Black
+    boxes, and simulators that take no such keys, have independent noise: the posterior is then that of one simulated
+    sample, close to that of infinitely many points only if the sample is much larger than the data.
+    `noise_sensitivity` evaluates draws again under other keys.
 
     Args:
         num_simulations: Simulated points `M`, a power of two where keys are of low discrepancy (rounded up); ten times

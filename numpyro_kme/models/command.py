@@ -83,15 +83,15 @@ class Command:
     Args:
         arguments: The command line, such as `("/opt/model/run", "--seed", "{seed}", "params.txt", "output.txt")`. No
             shell.
-        write: `write(path, *params)`, where the program needs another input.
-        read: `read(path) -> array`, where it gives another output.
-        output: Name of the file that the program leaves, where it is another one; `None` reads what it prints.
+        write: A function `write(path, *params)` that writes the input in another format.
+        read: A function `read(path) -> array` that reads the output in another format.
+        output: Name of the file that the program leaves, if it is not `output.txt`; `None` reads what it prints.
         environment: Variables added to the environment, such as `{"OMP_NUM_THREADS": "1"}`.
         timeout: Seconds for one run of the program, which is then ended with all that it started. Engines and
             `simulate` have a time limit for one simulation, which may run the program several times.
     Raises:
-        RuntimeError: If the program ends with an error or leaves no output, with what it said last and which files it
-            left; if its output cannot be read.
+        RuntimeError: If the program ends with an error, leaves no output, or leaves output that cannot be read; the
+            message shows what it printed last and which files it left.
         subprocess.TimeoutExpired: If it takes too long.
     """
 

@@ -48,15 +48,15 @@ class Simulator(Distribution):
         shape: Shape of one event of a black-box simulator; `(len(names),)` when left out where `names` are given.
         dtype: Data type of a black-box simulator; float when left out. Draws made inside JAX have its 32-bit form while
             x64 is off.
-        ragged: Whether an output may have fewer rows than the first axis of its shape says: NaN at its end says that it
-            ends there, and is no failure. A JAX simulator returns rows of NaN at the end (`kernels.cut`), a black-box
-            simulator an array of any length up to the first number of `shape`. The observation may be shorter, too.
-        names: Names of the numbers of one event, or of those along its last axis, such as `("mean", "max")`, or of
-            arrays with their lengths or shapes, such as `{"quantiles": 3, "extremes": 2}`, of which one of length 1 may
-            be a scalar: summaries, warnings, plots
-            and ArviZ use them. A JAX simulator that returns a dictionary of arrays has its names; a black box that
-            returns a dictionary, or a row or table of pandas, has to declare them. The observation may be such a
-            dictionary too.
+        ragged: Whether an output may have fewer rows than the first axis of its shape says: NaN at its end is then no
+            failure, but marks where it ends. A JAX simulator returns rows of NaN at the end (`kernels.cut`), a
+            black-box simulator an array of any length up to the first number of `shape`. The observation may be
+            shorter, too.
+        names: Names of the numbers of one event, or of those along its last axis, such as `("mean", "max")`; or names
+            of arrays with their lengths or shapes, such as `{"quantiles": 3, "extremes": 2}`, where an array of length
+            1 may be a scalar. Summaries, warnings, plots and ArviZ use them. A JAX simulator that returns a dictionary
+            of arrays has its names; a black box that returns a dictionary, or a row or table of pandas, has to declare
+            them. The observation may be such a dictionary too.
     Attributes:
         groups: Batch shape of the parameters, before plates expand it.
         call_shapes: Shape of each parameter in one call.
@@ -208,11 +208,10 @@ class Simulator(Distribution):
 
     @door
     def within(self, low: ArrayLike = -np.inf, high: ArrayLike = np.inf) -> "Simulator":
-        """Make a copy of whose observation entries that are NaN are known to lie between `low` and `high`.
+        """Make a copy for which entries of the observation that are NaN lie between `low` and `high`.
 
-        Below a detection limit, above the end of a scale, rounded; both ends count where the simulator gives whole
-        numbers. Where both ends are infinite nothing is known of an entry that is NaN, which is missing at random.
-        Entries that are not NaN are what they are.
+        For values below a detection limit, above the end of a scale, or rounded. Both ends belong to the interval if
+        the simulator gives whole numbers. If both ends are infinite, an entry that is NaN is missing at random.
 
         Args:
             low, high: Arrays that broadcast to the shape of the observation.

@@ -30,8 +30,8 @@ class Retry:
     simulated noise, the likelihood that is learnt is that of the runs that succeed.
 
     Args:
-        times: How many times at most.
-        then: What to do with those that still fail, `"raise"` or `"skip"`.
+        times: Largest number of further attempts.
+        then: What to do with simulations that still fail, `"raise"` or `"skip"`.
     """
 
     times: int = 3
@@ -46,8 +46,8 @@ class Retry:
 class Penalise:
     """Put a value far from any observation in place of a failed simulation's output.
 
-    Parameters at which the simulator fails become improbable, as they should where failure itself rules them out. The
-    value is an outlier to whatever is learnt: prefer `"skip"` unless failing says something about the parameters.
+    Parameters at which the simulator fails become improbable, as they should if failure itself rules them out. The
+    value is an outlier for what is learnt: prefer `"skip"` unless failing says something about the parameters.
 
     Args:
         value: For every number of the output; finite.
@@ -82,8 +82,8 @@ def simulate(
     Simulation `j` of a site has the key `fold_in(fold_in(rng_key, crc32(site)), j)`: it depends neither on
     `num_simulations` nor on other sites, workers, the order in which they finish, or whether a run was interrupted. JAX
     simulators run in compiled blocks on the device; black-box simulators with a NumPy generator of the same key, one
-    by one in this process or on an executor. The key also seeds what draws from the modules `numpy.random` and `random`
-    themselves, but in threads.
+    by one in this process or on an executor. The key also seeds the global generators of the modules `numpy.random` and
+    `random`, except in threads.
 
     Args:
         rng_key: The only source of randomness.
@@ -92,7 +92,7 @@ def simulate(
         on_failure: What to do when a simulator raises, takes too long or gives a value that is not finite: `"raise"`;
             `"skip"` it and count it, which changes the prior to the prior given success; `Retry(...)` with a fresh key,
             which changes the likelihood to that of runs that succeed; `Penalise(value)`.
-        missing: `SimulatedMissing()` where NaN is what the simulator gives for what is not recorded, and no failure.
+        missing: `SimulatedMissing()` if NaN stands for what the simulator does not record, and is no failure.
         timeout: Seconds for one simulation of a black-box simulator.
         executor: Where black-box simulators run: any `concurrent.futures.Executor` (loky's and MPI's too), or a Dask
             `Client`. In this process when left out.
@@ -100,8 +100,8 @@ def simulate(
             there; a larger `num_simulations` adds to it; another model, simulator, key or `Retry.times` is refused,
             with what differs. A fingerprint sees code, closures, defaults, globals, arrays and the state of objects,
             and not the files, programs and environment variables that a simulator uses.
-        version: Version of the simulator, such as `2` or `"with drag"`, in place of the fingerprint: another one is
-            another simulator, and the store of the same one is taken whatever the code.
+        version: Version of the simulator, such as `2` or `"with drag"`, in place of the fingerprint: another version is
+            another simulator, and the store of the same version is continued, whatever the code.
         progress_bar: Show a bar, except where the environment variable `CI` is set.
         block_size: How many JAX simulations run together. Another size changes their last digits.
     Raises:

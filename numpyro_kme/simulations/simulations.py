@@ -18,10 +18,11 @@ from numpyro_kme.simulations.store import Store, StoreError
 
 @frozen
 class SimulatedMissing:
-    """Read NaN in outputs as what a simulator does not record, and not as failure: reporting, detection, dropping out.
+    """Read NaN in outputs as entries that a simulator does not record, and not as failure.
 
-    Whether an entry is recorded is learnt with its value, so that NaN in the observation tells what it tells in the
-    simulations: it need not be missing at random. Infinite values stay failures.
+    For incomplete reporting, detection, or dropping out. Whether an entry is recorded is learnt with its value, so NaN
+    in the observation means what it means in the simulations: it need not be missing at random. Infinite values stay
+    failures.
     """
 
 
@@ -37,12 +38,11 @@ class Simulations(Saved):
         deterministics: `{site: (m, *shape)}`.
         index: Number of each simulation in its run, `(m,)`.
         failures: How many simulations failed, by site and reason.
-        failed: Latents of the simulations that failed, `{latent: (f, *shape)}`: where in the prior.
-        attempted: How many simulations there were with those that failed; 0 if that is not known.
-        proposed: How many of them, the last ones, are at latents that were chosen rather than drawn from the prior.
-        repeated: How many attempts failed and were repeated, by `Retry`.
-        near: The observation near whose posterior an engine chose these, `{site: (*batch, *event)}`; empty where none
-            did.
+        failed: Latents of the simulations that failed, `{latent: (f, *shape)}`.
+        attempted: Number of simulations with those that failed; 0 if that is not known.
+        proposed: Number of simulations, the last ones, at latents that were chosen rather than drawn from the prior.
+        repeated: Number of attempts that failed and were repeated, by `Retry`.
+        near: The observation near whose posterior an engine chose these, `{site: (*batch, *event)}`; empty if none did.
     """
 
     arguments: Arrays

@@ -42,8 +42,8 @@ class KernelMeans(Form):
         standardise: Whether statistics given as an array `(m, n)` are standardised (robust z-scores, arcsinh) before
             the data kernel sees them; its length scales are then in standard deviations. Other data never are.
         length_scale: Rule for the length scales of the Gaussian data kernel, which are then fixed, on statistics as the
-            kernel sees them; the targets are coordinates. `beta` and `lam` are learnt. The soft likelihood is as wide
-            as they are: a median is far wider than what is learnt.
+            kernel sees them; the targets are coordinates. `beta` and `lam` are learnt. The likelihood is blurred by
+            these length scales, and a median is far wider than what is learnt.
     References:
         Hsu & Ramos (2019), AISTATS.
     """

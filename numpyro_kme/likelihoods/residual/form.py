@@ -52,9 +52,9 @@ class ResidualKernelMeans(Form):
     $$ q(y \mid z) = p(V_z(u) \mid z) \prod_i e^{-\rho_i(z, u_{<i})} \, T_i'(y_i) / \sigma_i(z),
        \qquad u_i = (T_i(y_i) - \mu_i(z)) / \sigma_i(z). $$
 
-    It is positive and integrates to 1 in `y` for every `z`. Statistics of which the held-out density is higher without
-    location and scale, as of a mixture whose weights follow the parameters, are embedded as they are. All
-    hyperparameters follow held-out densities in closed form, under priors that favour simple functions.
+    It is positive and integrates to 1 in `y` for every `z`. Statistics whose held-out density is higher without
+    location and scale, as for a mixture whose weights follow the parameters, are embedded as they are. All
+    hyperparameters maximise held-out densities in closed form, under priors that favour simple functions.
 
     Args:
         bounds: Whether a statistic may have a line that follows the coordinates: a bound, or the middle of heavy tails.
@@ -65,7 +65,7 @@ class ResidualKernelMeans(Form):
             half of them, no fewer than 350 and no more than 2,000; of more than 20,000 a tenth, no more than 6,000.
         num_inducing_points: Largest number of simulations around which functions have a radial basis function; when
             left out a tenth of them, no fewer than 100 and no more than 400.
-        steps: Iterations of one location; other parts take fixed fractions of it.
+        steps: Iterations of the optimiser for one location; other parts take fixed fractions of this number.
     """
 
     paper = "hsu2019bayesian"
