@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -154,12 +154,73 @@ add("door", "a model", lambda: handlers.surrogate("a", {"x": print}), "`model` m
 add("door", "a path", lambda: kme.simulations.Store(object()), "`path` must be text or of the kind PathLike; got <obj")
 add("door", "rows", lambda: kernels.cut(1.0, 2), "`rows` must have a first axis; got 1")
 add("door", "a table", lambda: kernels.lengths(2), r"`x` must have shape \(n, longest, ...\); got 2")
-add(
-    "door",
-    "a number",
-    lambda: kme.PseudoMarginal(CONJUGATE, target_accept_prob=X),
-    "`target_accept_prob` must be a number",
-)
+
+
+@cache
+def problem():
+    return kme.Problem.read(CONJUGATE, x=np.zeros(1))
+
+
+def coordinates():
+    return kme.models.Coordinates.from_prior(KEY, problem())
+
+
+def vector():
+    return kme.models.Unconstrained.of(problem())
+
+
+BARE = handlers.surrogate(CONJUGATE, {"x": lambda theta: dist.Normal(theta[None], 1.0).to_event(1)})
+RANKS = diagnostics.Calibration({"a": np.linspace(0.1, 0.9, 9)}, np.linspace(0.1, 0.9, 9), {"a": np.zeros(9)})
+
+
+def limited(x):
+    numpyro.sample("x", kme.Simulator(shifted, numpyro.sample("theta", dist.Normal())).within(high=X), obs=x)
+
+
+for call, raises in [
+    (lambda: kme.PseudoMarginal(CONJUGATE, target_accept_prob=X), "`target_accept_prob` must be one number"),
+    (lambda: kme.PseudoMarginal(3), "`model` must be a model of NumPyro; got 3"),
+    (lambda: handlers.generalized_bayes(IID, weight=1, noise=kme.CommonNoise(4), covariates=X), "`covariates` must be"),
+    (lambda: problem().draw(KEY, 2.5), "`num_draws` must be a whole number; got 2.5"),
+    (lambda: problem().log_prior({"theta": ["a"]}), r"`latents\['theta'\]` must hold real numbers; got dtype <U1"),
+    (
+        lambda: kme.Problem.read(limited, x=X[0]),
+        r"ends of `within` at 'x' have the shapes \(\) and \(40, 1\), .*\(1,\)",
+    ),
+    (lambda: kme.Simulator(shifted, 0.3, names={"a": 1.0}), r"`names\['a'\]` must be a length or a shape; got 1"),
+    (lambda: kme.models.node_keys(3, KEY, 4, 0.3), "`fn` must be a simulator; got 3"),
+    (
+        lambda: kme.models.Coordinates.from_prior(KEY, CONJUGATE),
+        r"`problem` must be a model as `Problem.read\(model\)`",
+    ),
+    (lambda: coordinates().forward("a"), "`a` must be an array of real numbers; got 'a'"),
+    (lambda: coordinates().table(np.zeros(2)), r"`arguments` must have 1 columns; got shape \(1, 2\)"),
+    (lambda: coordinates().latents([0.3, 0.4]), r"`z` must have shape \(..., 1\); got \(2,\)"),
+    (lambda: kme.models.Unconstrained.of(CONJUGATE), "`problem` must be a model as"),
+    (lambda: vector().constrain([0.3, 0.4]), r"`u` must have shape \(1,\); got \(2,\)"),
+    (lambda: vector().flatten({"mu": 0.3}), r"`latents` must have the sites \['theta'\]; got \['mu'\]"),
+    (lambda: kme.Command(("ls",), timeout=-1.0), "`timeout` must be positive and finite; got -1"),
+    (lambda: kme.Command(("./model",))(RNG, X), "./model cannot be run: No such file .* give whole paths"),
+    (lambda: Simulations({}, {}), "`x` must have a row for each simulation, .*; got {}"),
+    (lambda: Simulations.from_latents(CONJUGATE, {"theta": X}, X), "`problem` must be a model as"),
+    (lambda: Simulations.from_arviz(problem(), {"prior": X}), "`source` must be an ArviZ object.*got {'prior': "),
+    (lambda: Simulations({}, {"x": X}).joined(X), "`further` must be of the kind Simulations; got"),
+    (lambda: diagnostics.compare_posteriors({"a": {"t": 1.0}, "b": {"t": X}}), r"\['a'\]` must hold .*got {'t': \(\)}"),
+    (lambda: diagnostics.compare_posteriors({"a": {"t": "b"}, "b": 3}), r"`posteriors\['a'\]\['t'\]` must hold real"),
+    (lambda: RANKS.coverage(90), "`level` must be between 0 and 1; got 90"),
+    (lambda: kme.plots.coverage(RANKS, prob=95), "`prob` must be between 0 and 1; got 95"),
+    (lambda: kme.plots.marginals({}), "`posteriors` must hold at least one draw, .*; got none"),
+    (lambda: kme.plots.marginals({"a": {"t": X}, "b": {"t": spoilt(X, NAN)}}), r"`t\[0\]` has 1 entries"),
+    (lambda: kme.plots.marginals({"t": X}, truth=3.0), "`truth` must be values to mark, {site: value}; got 3"),
+    (lambda: kme.plots.witness(X, NAN * X[0]), "`y` has 1 entries that are not finite"),
+    (lambda: kme.plots.witness(X, X, length_scale=[1.0, 2.0]), r"must be one number, or 1; got shape \(2,\)"),
+    (
+        lambda: kme.mcmc.check_surrogate(BARE, {"theta": np.full(9, "a")}, x=X[0]),
+        r"`samples\['theta'\]` must hold real",
+    ),
+    (lambda: kme.mcmc.noise_sensitivity(KEY, BARE, {}, x=X[0]), "`samples` must hold at least one draw"),
+]:
+    add("door", "wrong type or shape", call, raises)
 add("simulate", "m = 0", lambda: drawn(OK, 0), "`num_simulations` must be .* got 0")
 add("simulate", "m = 1", lambda: drawn(OK, 1))
 add("simulate", "m = 2.5", lambda: drawn(OK, 2.5), "`num_simulations` must be a whole number; got 2.5")
@@ -171,6 +232,7 @@ add("simulate", "wrongly shaped", lambda: drawn(gives(np.zeros(3))), r"declares 
 add("simulate", "bad prior", lambda: drawn(OK, prior=IMPROPER), "The prior of 'theta' is improper")
 add("simulate", "bad policy", lambda: Penalise(NAN), "`value` must be finite; got nan")
 add("simulate", "bad policy", lambda: Retry(0), "`times` must be at least 1; got 0")
+add("simulate", "bad policy", lambda: Retry(1.5), "`times` must be a whole number; got 1.5")
 
 
 # --- KELFI

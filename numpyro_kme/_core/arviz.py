@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -105,12 +104,12 @@ def read_groups(source: Any, names: Sequence[str]) -> dict[str, dict[str, np.nda
     """Variables of some groups of an ArviZ object: `{group: {variable: (chain, draw, *event)}}`.
 
     Raises:
-        TypeError: If it is the path of a file.
+        TypeError: If it is another object, such as the path of a file.
         ValueError: If one of the groups is not there.
     """
     checks.require(
-        not isinstance(source, str | PathLike),
-        f"`source` must be an ArviZ object, and not the path of a file; got {source}. Open it first: "
+        hasattr(source, "groups"),
+        f"`source` must be an ArviZ object, and not the path of a file; got {source!s:.200}. Open a file first: "
         "arviz.from_netcdf(path), or xarray.open_datatree(path).",
         TypeError,
     )

@@ -6,7 +6,7 @@ let through, so every constructor works under `jax.jit`, `jax.vmap` and `jax.gra
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -189,6 +189,12 @@ def positive_number(name: str, value: Any) -> None:
     positive(name, value)
 
 
+def fraction(name: str, value: Any) -> None:
+    """Require one number between 0 and 1."""
+    number(name, value)
+    require(0.0 < value < 1.0, f"`{name}` must be between 0 and 1; got {value}.")
+
+
 def optional(check: Callable, name: str, value: Any, *how: Any) -> None:
     """Run `check(name, value, *how)` on a value that may be left out, where it is not None."""
     if value is not None:
@@ -295,6 +301,17 @@ def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 
     if columns is not None:
         require(shape[1] == columns, f"`{name}` must have {columns} columns; got shape {shape}.")
     sound(name, value, advice)
+
+
+def draws(name: str, value: Any) -> None:
+    """Require draws `{site: (n, *shape)}`, real numbers, as many at each site."""
+    instance(name, value, Mapping, "draws, {site: (n, *shape)}")
+    shapes = {site: shape_of(f"{name}[{site!r}]", one) for site, one in value.items()}
+    for site, one in value.items():
+        real(f"{name}[{site!r}]", one)
+    alike = len({shape[:1] for shape in shapes.values()}) == 1 and all(shape[:1] > (0,) for shape in shapes.values())
+    what = "at least one draw, {site: (n, *shape)}, and as many at each site"
+    require(alike, f"`{name}` must hold {what}; got {shapes or 'none'}.")
 
 
 def shaped(name: str, value: Any, shape: tuple[int, ...], what: str) -> None:

@@ -20,7 +20,6 @@ TROUBLE = "border-left: 4px solid #d55e00; padding-left: 0.5em"
 """Style of what is wrong: a bar, since no colour of text is easy to read on white and on black."""
 
 T = TypeVar("T", bound=type)
-C = TypeVar("C")
 
 
 class Card(NamedTuple):

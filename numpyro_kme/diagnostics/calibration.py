@@ -146,6 +146,7 @@ class Calibration:
 
     def coverage(self, level: float = 0.9) -> dict[str, float]:
         """Fraction of central intervals of a level that hold the truth, for each number."""
+        checks.fraction("level", level)
         return {name: float(np.mean(np.abs(2 * value - 1) <= level)) for name, value in self.columns.items()}
 
     def to_inference_data(self):

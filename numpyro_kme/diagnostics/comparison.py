@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import log_softmax, ndtr, ndtri
 
 from numpyro_kme._core import Card, arviz, checks, child, door, frozen, progress
+from numpyro_kme.diagnostics.calibration import LEVEL
 from numpyro_kme.diagnostics.checks import misspecification_tests
 from numpyro_kme.diagnostics.predictive import Arguments, data_sets, plan_of_data
 from numpyro_kme.engines.base import Engine, each_outcome, posterior_of
@@ -20,9 +21,6 @@ from numpyro_kme.likelihoods.trials.form import TrialsSurrogate
 
 INTERVAL = 0.9
 """Probability of the intervals that are told."""
-
-LEVEL = 0.001
-"""Probabilities of models whose p-value is below this are not to be trusted."""
 
 BINS = 5
 """Groups of stated probabilities in a table of reliability."""
@@ -60,7 +58,8 @@ class Comparison:
             p = self.p_values[name]
             unlike = f"; hardly makes such data, p-value {p:.2g}" * (p < UNLIKE)
             rows[name] = f"{about}; probability {_share(self.probabilities[name])}{unlike}"
-        if not all(site.simulator.batch_shape for p in self.posteriors.values() for site in sites_of(p).values()):
+        problems = map(problem_of, self.posteriors.values())
+        if not all(site.simulator.batch_shape for problem in problems for site in problem.simulators.values()):
             rows["not known"] = "whether the simulator's output tells the models apart: check_comparison"
         return Card(
             f"Comparison of {len(self.log_evidence)} models",
@@ -107,11 +106,6 @@ class Comparison:
             ValueError: If no site stands along a plate.
         """
         return arviz.compare({name: p.to_inference_data(log_likelihood=True) for name, p in self.posteriors.items()})
-
-
-def sites_of(posterior: LearntPosterior) -> Mapping[str, Any]:
-    """The simulator sites of a posterior's model."""
-    return problem_of(posterior).simulators
 
 
 def _share(p: float) -> str:

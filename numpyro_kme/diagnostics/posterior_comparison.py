@@ -98,9 +98,10 @@ def compare_posteriors(
     several = len(posteriors) > 1
     checks.require(several, f"`posteriors` must hold two or more by name; got {sorted(posteriors)}.")
     draws, errors = [], []
-    for given in posteriors.values():
+    for label, given in posteriors.items():
         found: Any = given if isinstance(given, Mapping) else posterior_of(given)
         samples = found if isinstance(given, Mapping) else found.samples
+        checks.draws(f"posteriors[{label!r}]", samples)
         draws.append(numbers({name: np.asarray(value, np.float64) for name, value in samples.items()}))
         known = getattr(found, "errors", None)
         errors.append({} if known is None else {n: float(known.of_moments(v)[0]) for n, v in draws[-1].items()})

@@ -49,7 +49,7 @@ def calibrate_weight(bootstrap: PosteriorBootstrap, *, level: float = 0.9) -> We
         >>> bootstrap.run(jax.random.key(0), x)
         >>> calibrate_weight(bootstrap).by_bootstrap
     """
-    checks.require(0.0 < level < 1.0, f"`level` must be between 0 and 1; got {level}.")
+    checks.fraction("level", level)
     checks.instance("bootstrap", bootstrap, PosteriorBootstrap, "a PosteriorBootstrap that has been run")
     (data,), found = bootstrap.posterior.groups["observed_data"].values(), bootstrap.posterior.replicates
     size, converged = len(data), np.asarray(found.converged)

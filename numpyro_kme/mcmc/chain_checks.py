@@ -207,8 +207,8 @@ def _check_shapes(model, samples, args, kwargs) -> None:
 
 def _evenly_spaced(samples: Arrays, most: int) -> dict[str, np.ndarray]:
     """At most so many of the draws `{site: (draws, *event)}`."""
-    num = len(next(iter(samples.values()), ()))
-    checks.require(num >= 1, "`samples` must hold at least one draw; got none.")
+    checks.draws("samples", samples)
+    num = len(next(iter(samples.values())))
     rows = np.unique(np.linspace(0, num - 1, min(num, most)).astype(int))
     return of_rows(samples, rows)
 
@@ -252,6 +252,7 @@ def noise_sensitivity(
         NotImplementedError: For `FreshNoise`, which has no noise of its own to keep.
     """
     checks.whole("num_keys", num_keys, 1)
+    checks.draws("samples", samples)
     draws = {name: np.asarray(value) for name, value in samples.items()}
     own = _score(model, draws, args, kwargs)
     keys = jax.random.split(rng_key, num_keys)

@@ -11,7 +11,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import checks, compat, full_precision
+from numpyro_kme._core import checks, compat, door, full_precision
 from numpyro_kme.likelihoods.distribution import RealValued
 from numpyro_kme.losses.base import Family, Loss, Nodes
 from numpyro_kme.losses.mmd import MMD
@@ -50,6 +50,7 @@ class generalized_bayes(Messenger):
     References: Bissiri, Holmes and Walker (2016), JRSS B 78; Cherief-Abdellatif and Alquier (2020), AABI.
     """
 
+    @door
     def __init__(
         self,
         model: Callable | None = None,

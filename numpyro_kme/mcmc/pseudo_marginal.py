@@ -95,8 +95,8 @@ class PseudoMarginal(MCMCKernel):
         self, model: Callable, *, blocks: int = 1, target_accept_prob: float = 0.2, init_strategy=init_to_median
     ):
         checks.whole("blocks", blocks, 1)
-        inside = 0.0 < target_accept_prob < 1.0
-        checks.require(inside, f"`target_accept_prob` must be between 0 and 1; got {target_accept_prob}.")
+        checks.instance("model", model, Callable, "a model of NumPyro")
+        checks.fraction("target_accept_prob", target_accept_prob)
         self._model, self._target, self._init_strategy = model, target_accept_prob, init_strategy
         self._blocks, self._num_warmup = blocks, 0
         self._noise_sites: tuple[str, ...] = ()

@@ -106,13 +106,21 @@ class Command:
         given = not isinstance(self.arguments, str) and len(self.arguments) > 0
         checks.require(given, f"`arguments` must be a tuple of strings, the program first; got {self.arguments!r}.")
         object.__setattr__(self, "arguments", tuple(map(str, self.arguments)))
+        object.__setattr__(self, "environment", {name: str(value) for name, value in self.environment.items()})
+        checks.optional(checks.positive_number, "timeout", self.timeout)
 
     def __call__(self, rng: np.random.Generator, *params: np.ndarray) -> np.ndarray:
         """Run the program once."""
         command = self._command(int(rng.integers(2**31 - 1)), params)
         with tempfile.TemporaryDirectory(prefix="simulation-") as folder:
             self.write(Path(folder, "params.txt"), *params)
-            done = run(command, self.timeout, cwd=folder, env={**os.environ, **self.environment})
+            try:
+                done = run(command, self.timeout, cwd=folder, env={**os.environ, **self.environment})
+            except OSError as error:
+                raise checks.explained(
+                    f"{command[0]} cannot be run: {error.strerror}. Each run has its own folder: give whole paths.",
+                    RuntimeError,
+                ) from error
             output = Path(folder, self.output or "printed.txt")
             if self.output is None and done.stdout.strip():
                 output.write_text(done.stdout)

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from scipy.special import ndtr, ndtri
 
-from numpyro_kme._core import Program, checks, compat, full_precision, numbers, numpy_function, pieces
+from numpyro_kme._core import Program, checks, compat, door, full_precision, numbers, numpy_function, pieces
 from numpyro_kme.kernels.base import register
 from numpyro_kme.models.problem import Draws, Latent, Problem
 from numpyro_kme.models.tracing import as_numpyro_does
@@ -128,6 +128,7 @@ class Coordinates:
     note: str = _static(default="")
 
     @classmethod
+    @door
     def from_prior(
         cls, rng_key: jax.Array, problem: Problem, site: str | None = None, *, num_draws: int = 1000
     ) -> "Coordinates":
@@ -199,6 +200,7 @@ class Coordinates:
         """Tell whether the coordinates determine all latents of the model."""
         return self.values is not None
 
+    @door
     @full_precision
     def forward(self, a: ArrayLike) -> jax.Array:
         """Coordinates `(D,)` of the arguments `(p,)` of one call; can be traced, differentiated and vmapped."""
@@ -213,7 +215,7 @@ class Coordinates:
     def table(self, arguments: ArrayLike) -> np.ndarray:
         """Coordinates `(*lead, D)` of the arguments `(*lead, p)` of many calls, on the host in float64."""
         checks.real("arguments", arguments)
-        arguments = np.asarray(arguments, np.float64)
+        arguments = np.atleast_1d(np.asarray(arguments, np.float64))
         checks.table("arguments", arguments.reshape(-1, arguments.shape[-1]), columns=len(self.usual))
         return self._whitened(self.scores(arguments[..., list(self.readers)]))
 
@@ -225,6 +227,8 @@ class Coordinates:
         """All latents of the model, `{site: (*lead, *shape)}`, at coordinates `(*lead, D)`, arrays of NumPy or JAX;
         raises unless `one_to_one`."""
         curves = checks.given(self.values, f"These coordinates do not determine the latents. {self.note}")
+        z = z if isinstance(z, jax.Array) else np.asarray(z)
+        checks.require(z.shape[-1:] == (self.dim,), f"`z` must have shape (..., {self.dim}); got {z.shape}.")
         scores = z if self.factor is None else z @ self.factor[0].T
         values = z.__array_namespace__().clip(curves(scores), *self.bounds)  # type: ignore[misc]
         names, shapes = zip(*self.sites)

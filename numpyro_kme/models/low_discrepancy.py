@@ -45,6 +45,7 @@ def node_keys(fn: Callable, rng_key: jax.Array, num_nodes: int, *params) -> jax.
     Cost: `fn` is traced once; a word costs about twice as much as with plain keys, more inside loops.
     References: McKay, Beckman and Conover (1979), Technometrics 21; Salmon et al. (2011) for Threefry.
     """
+    checks.instance("fn", fn, Callable, "a simulator")
     checks.whole("num_nodes", num_nodes, 1)
     power = num_nodes & (num_nodes - 1) == 0 and num_nodes <= LARGEST
     checks.require(power, f"`num_nodes` must be a power of two, at most {LARGEST}; got {num_nodes}.")

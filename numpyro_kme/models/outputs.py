@@ -20,6 +20,8 @@ Names = Sequence[str] | Mapping[str, int | Shape] | None
 
 def shapes_of(names: Mapping[str, int | Shape]) -> dict[str, Shape]:
     """Shapes of the entries of a dictionary that are declared by their lengths or shapes."""
+    for entry, one in names.items():
+        checks.instance(f"names[{entry!r}]", one, int | np.integer | tuple | list, "a length or a shape")
     return {entry: (one,) if isinstance(one, int | np.integer) else tuple(one) for entry, one in names.items()}
 
 

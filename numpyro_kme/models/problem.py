@@ -136,7 +136,7 @@ class Problem(Recomputed):
         `num_draws`.
         """
         checks.key(rng_key)
-        checks.require(num_draws >= 1, f"`num_draws` must be at least 1; got {num_draws}.")
+        checks.whole("num_draws", num_draws, 1)
         words = tracing.keys_in_order(fold_in(data_of(rng_key), np.arange(num_draws)))
         return self._draws({}, words)
 
@@ -229,6 +229,7 @@ class Problem(Recomputed):
         draws = np.shape(latents[names[0]])[:1]
         for name, latent in self.latents.items():
             found[name], shape = np.asarray(latents[name]), latent.value.shape
+            checks.real(f"latents[{name!r}]", found[name])
             checks.require(
                 found[name].shape == (*draws, *shape) and draws not in ((), (0,)),
                 f"`latents[{name!r}]` needs shape {shape} for as many draws as {names[0]!r}; got {found[name].shape}.",

@@ -134,9 +134,7 @@ class Simulator(Distribution):
 
     def labels_at(self, site: str) -> tuple[str, ...]:
         """A name for each number of one event at a site: its label, else `site[i,j]`."""
-        if self.labels or not self.event_shape:
-            return self.labels or (site,)
-        return tuple(f"{site}[{','.join(map(str, index))}]" for index in np.ndindex(self.event_shape))
+        return self.labels or tuple(numbers({site: np.empty(self.event_shape)}, lead=0))
 
     def vector(self, value: Any) -> Any:
         """An observation `(*batch, *event)` of a dictionary with an array `(*batch, *shape)` for each entry, or of a

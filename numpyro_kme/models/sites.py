@@ -126,6 +126,11 @@ class SimulatorSite:
             lost &= ~beyond_end(value.reshape(-1, *simulator.event_shape)).reshape(value.shape)
         elif simulator.bounds is not None:
             low, high = simulator.bounds
+            checks.require(
+                checks.expands(low.shape, value.shape) and checks.expands(high.shape, value.shape),
+                f"The ends of `within` at {name!r} have the shapes {low.shape} and {high.shape}, which must broadcast "
+                f"to that of the observation, {value.shape}.",
+            )
             inside = lost & np.broadcast_to(np.isfinite(low) | np.isfinite(high), value.shape)
         mask = unmasked if simulator.ragged else unmasked & ~(lost & ~inside).all(axis=event)
         dims = dimensions(name, site)

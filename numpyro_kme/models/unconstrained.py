@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import Program, Recomputed, in_present_precision, pieces, programs, shown
+from numpyro_kme._core import Program, Recomputed, checks, door, in_present_precision, pieces, programs, shown
 from numpyro_kme._core.compat import log_prob
 from numpyro_kme.models.problem import Arrays, Problem
 from numpyro_kme.models.tracing import run
@@ -52,6 +52,7 @@ class Unconstrained(Recomputed):
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
+    @door
     def of(cls, problem: Problem, discrete: Collection[str] = ()) -> "Unconstrained":
         """Read the shapes of a problem, of whose latents the `discrete` ones are left to be given."""
         shapes = {
@@ -68,6 +69,8 @@ class Unconstrained(Recomputed):
 
     def flatten(self, latents: Arrays) -> jax.Array:
         """The vector `u` of one point of the latents, `{site: value}`."""
+        known = set(latents) >= set(self.shapes)
+        checks.require(known, f"`latents` must have the sites {[*self.shapes]}; got {[*latents]}.")
         trace, _ = self._run(latents)
         sites = {name: trace[name] for name in self.shapes}
         free = [biject_to(site["fn"].support).inv(site["value"]) for site in sites.values()]
@@ -113,7 +116,8 @@ class Unconstrained(Recomputed):
         return latents, Terms(prior, log_jacobian, likelihood), arguments
 
     def _trace(self, u, given: Arrays = MappingProxyType({})):
-        parts = dict(zip(self.shapes, pieces(u, self.shapes.values())))
+        checks.require(np.shape(u) == (self.dim,), f"`u` must have shape ({self.dim},); got {np.shape(u)}.")
+        parts = dict(zip(self.shapes, pieces(jnp.asarray(u), self.shapes.values())))
 
         def constrained(site):
             name = site["name"]

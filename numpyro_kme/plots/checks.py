@@ -55,6 +55,7 @@ def _against_uniform(
     """Empirical distribution functions beside that of uniform numbers: of ranks, with a slope of 0, or of the levels of
     the central intervals that end at the truth, with a slope of 1."""
     checks.instance("calibration", calibration, Calibration, "from diagnostics.calibrate")
+    checks.fraction("prob", prob)
     ranks = {name: np.abs(2.0 * rank - 1.0) if slope else rank for name, rank in calibration.ranks.items()}
     shown = chosen({**ranks, "TARP": calibration.tarp}, names)
     figure, axes = panels(len(shown), ax, sharex=True, sharey=True)
@@ -143,14 +144,16 @@ def witness(x: Any, y: Any, labels: Names = None, *, length_scale: Any = None, a
     Returns:
         A matplotlib figure.
     """
-    checks.real("x", np.asarray(x))
-    checks.real("y", np.asarray(y))
+    checks.sound("x", np.asarray(x))
+    checks.sound("y", np.asarray(y))
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     y = y[None] if y.ndim == x.ndim - 1 else y
     alike = x.ndim >= 1 and x.shape[1:] == y.shape[1:] and len(x) > 1 and len(y) > 0
     checks.require(alike, f"`x` and `y` must hold points of one shape, several in `x`; got {x.shape} and {y.shape}.")
     checks.optional(checks.positive, "length_scale", length_scale)
     columns, others = chosen({"x": x}), chosen({"x": y})
+    fits = checks.expands(np.shape(length_scale), (len(columns),))
+    checks.require(fits, f"`length_scale` must be one number, or {len(columns)}; got shape {np.shape(length_scale)}.")
     usual = [max(values.std() / 3.0, 1e-300) for values in columns.values()]
     scales = np.broadcast_to(usual if length_scale is None else length_scale, len(columns))
     figure, axes = panels(len(columns), ax)

@@ -54,9 +54,10 @@ def marginals(
     Returns:
         A matplotlib figure.
     """
-    checks.require(0.0 < prob < 1.0, f"`prob` must be between 0 and 1; got {prob}.")
+    checks.fraction("prob", prob)
+    checks.instance("truth", truth, Mapping | None, "values to mark, {site: value}")
     kinds = (Mapping, Posterior, Engine)
-    several = isinstance(posteriors, Mapping) and all(isinstance(one, kinds) for one in posteriors.values())
+    several = isinstance(posteriors, Mapping) and any(isinstance(one, kinds) for one in posteriors.values())
     by_label = posteriors if several else {"posterior": posteriors}
     columns = {label: chosen(_draws(one), names) for label, one in by_label.items()}
     first, known = next(iter(columns.values())), numbers(truth or {}, lead=0)
@@ -64,6 +65,7 @@ def marginals(
     figure, axes = panels(len(first), ax)
     for axis, name in zip(axes, first):
         shown = {label: own[name] for label, own in columns.items() if name in own}
+        checks.sound(name, shown)
         low, high = np.quantile(np.concatenate(list(shown.values())), [0.002, 0.998])
         if name in before:
             ends = np.quantile(before[name], [0.02, 0.98])
@@ -86,6 +88,7 @@ def marginals(
 def _draws(posterior: Any) -> Mapping[str, np.ndarray]:
     """The latents' draws of a posterior, or draws as they are."""
     if isinstance(posterior, Mapping):
+        checks.draws("posteriors", posterior)
         return posterior
     posterior = posterior_of(posterior)
     return {name: posterior.samples[name] for name in posterior.latents}
@@ -149,6 +152,7 @@ def surrogate(
     Returns:
         A matplotlib figure.
     """
+    checks.instance("truth", truth, Mapping | None, "values to mark, {site: value}")
     posterior = as_learnt(posterior)
     latents = {name: np.asarray(posterior.samples[name]) for name in posterior.problem.latents}
     columns = chosen(latents, names)

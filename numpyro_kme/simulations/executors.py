@@ -34,8 +34,8 @@ class Failure(Exception):
         self.kind, self.reason = kind, reason
 
     def __str__(self) -> str:
-        parts = self.reason, f"({self.kind})" if self.reason else self.kind
-        return self.reason if self.kind in self.reason else " ".join(filter(None, parts))
+        told = f"{self.reason} ({self.kind})" if self.reason else self.kind
+        return self.reason if self.kind in self.reason else told
 
 
 TASK_SECONDS = 0.2

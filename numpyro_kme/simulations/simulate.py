@@ -38,7 +38,7 @@ class Retry:
     then: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self):
-        checks.require(self.times >= 1, f"`times` must be at least 1; got {self.times}.")
+        checks.whole("times", self.times, 1)
         checks.require(self.then in ("raise", "skip"), f"`then` must be 'raise' or 'skip'; got {self.then!r}.")
 
 

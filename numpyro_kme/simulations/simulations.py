@@ -76,12 +76,16 @@ class Simulations(Saved):
         for name in ("arguments", "x"):
             arrays = {site: checks.unmasked(value) for site, value in getattr(self, name).items()}
             object.__setattr__(self, name, arrays)
+        shapes = {site: np.shape(value) for site, value in self.x.items()}
+        alike = len({shape[:1] for shape in shapes.values()}) == 1 and () not in shapes.values()
+        checks.require(alike, f"`x` must have a row for each simulation, {{site: (m, *event)}}; got {shapes}.")
         if not len(self.index):
             object.__setattr__(self, "index", np.arange(len(next(iter(self.x.values())))))
 
     def __len__(self) -> int:
         return len(self.index)
 
+    @door
     def joined(self, further: "Simulations") -> "Simulations":
         """These simulations and further ones; those at prior draws come first."""
         begun = max(self.attempted, int(np.max(self.index)) + 1)
@@ -156,6 +160,7 @@ class Simulations(Saved):
         return cls({site: arguments}, {site: x})
 
     @classmethod
+    @door
     def from_latents(
         cls, problem: Problem, latents: Arrays, x: Any, *, missing: SimulatedMissing | None = None
     ) -> "Simulations":
@@ -178,9 +183,10 @@ class Simulations(Saved):
         draws = problem.evaluate(latents)
         problem.require_inside_support("latents", draws.latents)
         for name, value in x.items():
-            shape = (len(draws.arguments[name]), *problem.simulators[name].simulator.shape())
+            simulator = problem.simulators[name].simulator
+            shape = (len(draws.arguments[name]), *simulator.shape())
             checks.require(value.shape == shape, f"`x` of site {name!r} must have shape {shape}; got {value.shape}.")
-            _check_outputs(name, value, _ragged_dims(problem, name), missing)
+            _check_outputs(name, value, ragged_dims(simulator), missing)
         return cls(draws.arguments, x, draws.latents, draws.deterministics)
 
     @classmethod
@@ -199,7 +205,8 @@ class Simulations(Saved):
         groups = arviz.read_groups(source, ("prior", "prior_predictive"))
         latents = _variables(groups["prior"], problem.latents, "prior")
         x = _variables(groups["prior_predictive"], problem.simulators, "prior_predictive")
-        rows = zip(*([unsound(one, _ragged_dims(problem, name), missing) for one in x[name]] for name in x))
+        dims = {name: ragged_dims(site.simulator) for name, site in problem.simulators.items()}
+        rows = zip(*([unsound(one, dims[name], missing) for one in x[name]] for name in x))
         kinds = ["not finite" if any(row) else "" for row in rows]
         return cls._of_kinds(problem, latents, x, kinds, np.arange(len(kinds)), missing)
 
@@ -247,9 +254,8 @@ def of_rows(arrays: Arrays, kept: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(value)[kept] for name, value in arrays.items()}
 
 
-def _ragged_dims(problem: Problem, site: str) -> int:
-    """Dimensions of an event, if events of a site may end before their last row; else 0."""
-    simulator = problem.simulators[site].simulator
+def ragged_dims(simulator: Simulator) -> int:
+    """Dimensions of an event, if events may end before their last row; else 0."""
     return simulator.event_dim if simulator.ragged else 0
 
 

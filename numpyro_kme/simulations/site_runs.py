@@ -16,7 +16,7 @@ from numpyro_kme.models.problem import Draws
 from numpyro_kme.models.simulator import Simulator
 from numpyro_kme.models.simulator_functions import calls_on_host
 from numpyro_kme.simulations import executors
-from numpyro_kme.simulations.simulations import unsound
+from numpyro_kme.simulations.simulations import ragged_dims, unsound
 from numpyro_kme.simulations.store import Part, StoreError
 
 if TYPE_CHECKING:
@@ -95,10 +95,9 @@ class SiteRun:
     def _report(self, again: list[int] | None, rows: Sequence[int], outcomes: Sequence[Any]) -> None:
         """Record finished simulations; those that failed are run `again`, or raise where the policy is that."""
         sound, failed = [], []
-        ragged_dims = self.simulator.event_dim if self.simulator.ragged else 0
         for row, outcome in zip(map(int, rows), outcomes, strict=True):
             if not isinstance(outcome, executors.Failure):
-                outcome = unsound(outcome, ragged_dims, self.plan.missing) or outcome
+                outcome = unsound(outcome, ragged_dims(self.simulator), self.plan.missing) or outcome
             if not isinstance(outcome, executors.Failure):
                 self.x[row] = outcome
                 sound.append(row)
