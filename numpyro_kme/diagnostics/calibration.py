@@ -110,10 +110,8 @@ class Calibration:
         standard deviations, and of a standard deviation, as a factor."""
         size, alpha = len(self.tarp), level / sum(map(len, self.tests.values()))
         location = MARGIN + (scipy.stats.norm.isf(alpha / 2) + scipy.stats.norm.isf(0.1)) / np.sqrt(size)
-        narrow, wide = (
-            scipy.stats.chi2(size - 1).ppf([alpha / 2, 0.1]),
-            scipy.stats.chi2(size - 1).isf([alpha / 2, 0.1]),
-        )
+        squares, levels = scipy.stats.chi2(size - 1), [alpha / 2, 0.1]
+        narrow, wide = squares.ppf(levels), squares.isf(levels)
         ratio = max(wide[0] / narrow[1], wide[1] / narrow[0]) * np.exp(np.sqrt(2.0) * MARGIN)
         return float(location), float(np.sqrt(ratio))
 

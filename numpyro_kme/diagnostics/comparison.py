@@ -19,16 +19,14 @@ from numpyro_kme.engines.posterior import problem_of
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
 from numpyro_kme.likelihoods.trials.form import TrialsSurrogate
 
-INTERVAL = 0.9
-"""Probability of the intervals that are told."""
-
 BINS = 5
 """Groups of stated probabilities in a table of reliability."""
 
 UNLIKE = 0.01
 """A model of which the observation has a smaller p-value hardly makes such data."""
 
-_REACH = float(ndtri(0.5 + 0.5 * INTERVAL))
+REACH = float(ndtri(0.95))
+"""Standard errors on either side of the odds that are told: intervals of a probability of 0.9."""
 
 
 @frozen
@@ -90,8 +88,8 @@ class Comparison:
         """The model that the data favour over the next, by what odds, and which odds the simulations leave."""
         first, second, *_ = self.order
         log_ratio, error = self.log_bayes_factor(first, second)
-        low, high = (_odds(log_ratio + side * _REACH * error) for side in (-1.0, 1.0))
-        decided, none = log_ratio > _REACH * error, max(self.p_values.values()) < UNLIKE
+        low, high = (_odds(log_ratio + side * REACH * error) for side in (-1.0, 1.0))
+        decided, none = log_ratio > REACH * error, max(self.p_values.values()) < UNLIKE
         left = f"the simulations leave {low} to {high}" if low != high else "whatever the simulations leave"
         if none:
             left += ". But no model makes such data (misspecification_test)"

@@ -49,12 +49,7 @@ def contaminated(rng_key, share, size=SIZE):
     """The published data: `size` draws at `TRUTH`, a share of them moved by 50, half of these to each side;
     `(size,)`."""
     x = np.array(jax.vmap(lambda key: g_and_k(key, *TRUTH))(jax.random.split(rng_key, size)), np.float64)
-    return outlying(x, share)
-
-
-def outlying(x, share):
-    """The first numbers of a sample moved by 50: a share of all, half of them to each side."""
-    far = int(share * len(x))
+    far = int(share * size)
     x[: far // 2] += 50.0
     x[far // 2 : far] -= 50.0
     return x

@@ -60,7 +60,7 @@ def lotka_volterra_statistics(rng_key, log_theta):
     return normalise(statistics(lotka_volterra(rng_key, log_theta)))
 
 
-def lotka_volterra(rng_key, log_theta, *, times=TIMES, start=START, max_reactions=MAX_REACTIONS):
+def lotka_volterra(rng_key, log_theta, *, times=TIMES, max_reactions=MAX_REACTIONS):
     """Predators and prey at `times`, `(len(times), 2)`; all NaN if more than `max_reactions` are needed.
 
     Waiting times have no memory, so a wait that passes the next time to record is cut there and drawn again.
@@ -90,7 +90,7 @@ def lotka_volterra(rng_key, log_theta, *, times=TIMES, start=START, max_reaction
         time = jnp.where(reacts, after, grid)
         return turns + 1, reactions + reacts, recorded + ~reacts, time, state, records
 
-    begin = jnp.asarray(start, theta.dtype)
+    begin = jnp.asarray(START, theta.dtype)
     records = jnp.zeros((len(times), 2), theta.dtype)
     run = jax.lax.while_loop(unfinished, turn, (0, 0, 0, times[0], begin, records))
     return jnp.where(run[2] == len(times), run[5], jnp.nan)
