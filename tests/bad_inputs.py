@@ -180,6 +180,11 @@ def limited(x):
 for call, raises in [
     (lambda: kme.PseudoMarginal(CONJUGATE, target_accept_prob=X), "`target_accept_prob` must be one number"),
     (lambda: kme.PseudoMarginal(3), "`model` must be a model of NumPyro; got 3"),
+    (lambda: kme.PseudoMarginal(CONJUGATE, target_accept_prob=1.5), "`target_accept_prob` must be between 0 and 1"),
+    (lambda: kme.PseudoMarginal(CONJUGATE, blocks=0), "`blocks` must be at least 1"),
+    (lambda: kme.FromNoise(3, dist.Normal()), "`fn` must be a function .noise, .params. -> one event; got 3"),
+    (lambda: handlers.soft_abc(CONJUGATE, 0.3), "`kernel` must be a kernel on outputs, such as Gaussian"),
+    (lambda: kme.mcmc.log_estimate_sd(KEY, BARE, {}, x=X[0]), "`samples` must hold at least one draw"),
     (lambda: handlers.generalized_bayes(IID, weight=1, noise=kme.CommonNoise(4), covariates=X), "`covariates` must be"),
     (lambda: problem().draw(KEY, 2.5), "`num_draws` must be a whole number; got 2.5"),
     (lambda: problem().log_prior({"theta": ["a"]}), r"`latents\['theta'\]` must hold real numbers; got dtype <U1"),

@@ -206,6 +206,7 @@ class FromNoise:
     noise: Distribution
 
     def __post_init__(self):
+        checks.instance("fn", self.fn, Callable, "a function (noise, *params) -> one event")
         checks.instance("noise", self.noise, Distribution, "a NumPyro distribution")
 
     @cached_property

@@ -152,8 +152,3 @@ def test_what_is_missing_is_masked_or_refused():
     known = handlers.mask(groups, mask=~np.isnan(missing))
     slope = jax.grad(lambda mean: log_density(soft_abc(known, Gaussian(0.3)), (missing,), {}, at | {"mean": mean})[0])
     np.testing.assert_allclose(slope(at["mean"])[1], 0.0, atol=1e-6)
-
-
-def test_a_kernel_is_needed():
-    with pytest.raises(TypeError, match="`kernel` must be a kernel on outputs, such as Gaussian"):
-        soft_abc(model, 0.3)
