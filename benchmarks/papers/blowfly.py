@@ -97,12 +97,12 @@ def sections(rows):
 def draw():
     """NMSE against the number of simulations, and learnt bandwidths, from the kept table."""
     scores = [row for row in report.rows_of("blowfly", SCORES) if row["point"] == "draws"]
-    drawn, (errors, bandwidths) = panels(2, None, (9.0, 3.8))
+    drawn, (errors, bandwidths) = panels(2, None, (2.7, 1.4))
     sizes = sorted({int(row["simulations"]) for row in scores})
     for name, colour in zip(FORMS, COLOURS, strict=True):
         own = {int(row["simulations"]): row for row in scores if row["learnt by"] == name}
         mean, least, most = ([float(own[size][column]) for size in sizes] for column in ("mean", "least", "most"))
-        errors.plot(sizes, mean, "o-", markersize=3.5, color=colour, label=name)
+        errors.plot(sizes, mean, "o-", markersize=3.5, color=colour, label=name.replace("marginal likelihood, ", ""))
         errors.fill_between(sizes, least, most, color=colour, alpha=FILL / 2, linewidth=0)
         (eps,) = (row for row in report.rows_of("blowfly", LEARNT) if list(row.values())[:2] == [str(sizes[-1]), name])
         bandwidths.plot(np.arange(1, 11), [float(eps[f"s{i}"]) for i in range(1, 11)], "o", markersize=4, color=colour)

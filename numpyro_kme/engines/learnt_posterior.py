@@ -29,8 +29,8 @@ from numpyro_kme.simulations import Simulations
 ODD = 4.0
 """Standard deviations from simulations at the draws beyond which a statistic is warned of. With one of four statistics
 beyond what 300 prior draws make, posterior means were .1 to 1.2 sd off up to 3.3, and 2 to 6 sd from 4.3 on. Where the
-model held, 3.9 was the largest of 177 fits (normal, heavy-tailed and skewed draws, five statistics), and one in ten with
-heavy tails was beyond 2; of medians 8 standard errors off, half were below 3 to 6.6."""
+model held, 3.9 was the largest of 177 fits (normal, heavy-tailed and skewed draws, five statistics), and one in ten
+with heavy tails was beyond 2; of medians 8 standard errors off, half were below 3 to 6.6."""
 
 
 @shown
