@@ -33,7 +33,7 @@ NARROW = 0.7
 
 
 class Proposal(abc.ABC):
-    """Where an engine simulates next.
+    """The parameters at which an engine simulates next.
 
     Attributes:
         power: `choose` gets draws of the prior times the likelihood to this power.

@@ -125,7 +125,7 @@ class KeysSplitBefore(handlers.seed):
         self.words = list(words[:-1])
 
     def process_message(self, msg):
-        """Where NumPyro would split a key, give the next one in place of it."""
+        """Give, where NumPyro would split a key, the next one in place of it."""
         if not self.words:
             return super().process_message(msg)
         asks = msg["type"] in ("sample", "prng_key", "plate", "control_flow")

@@ -154,7 +154,7 @@ def log_mixture_with_cauchy(log_density: np.ndarray, x: np.ndarray) -> tuple[np.
 
 
 def start_locations(at: Inputs, x: np.ndarray, natural_zero: np.ndarray) -> tuple[Location, np.ndarray]:
-    """Where to start for each statistic: the best of a grid of transformations and regressions by their mean held-out
+    """The start for each statistic: the best of a grid of transformations and regressions by their mean held-out
     log density, `(n,)`, which is returned too.
 
     Args:

@@ -150,7 +150,7 @@ class Values:
         return xp.sum(same * of_same, axis=-1) + xp.sum(near * (of_near @ xp.asarray(self.root).T), axis=-1)
 
     def _near(self, v: Any, xp: Any) -> tuple[Any, Any]:
-        """Which atoms values `(...)` are, `(..., a)`, and how near their scores are to the points, `(..., r)`."""
+        """Indicators of the atoms, `(..., a)`, and Gaussians of the scores around the points, `(..., r)`."""
         points, length, atoms = map(xp.asarray, (self.points, self.length, self.atoms))
         near = xp.exp(-0.5 * xp.square((self.score(v, xp)[..., None] - points) / length))
         return (xp.abs(v[..., None] - atoms) < self.same).astype(near.dtype), near
@@ -160,7 +160,7 @@ class Values:
         return self(self.nodes, np), self.log_weights + self.log_h(self.nodes, np)
 
     def score(self, v: Any, xp: Any = jnp) -> Any:
-        """Scores of values, those beyond the knots that of the last."""
+        """Scores of values; beyond the knots that of the nearest."""
         return between(xp.clip(v, self.knots[0], self.knots[-1]), self.knots, self.scores, xp)
 
     def log_h(self, v: Any, xp: Any = jnp) -> Any:
