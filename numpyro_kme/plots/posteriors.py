@@ -102,7 +102,7 @@ def _from_prior(posterior: Any) -> dict[str, np.ndarray]:
 
 
 def rounds(engine: Engine, names: Names = None, *, ax: Any = None, **style: Any) -> Any:
-    """Show where each round simulated, and the posterior after the last: each parameter by the number of the simulation.
+    """Show where each round simulated, and the posterior after the last: each parameter by number of the simulation.
 
     Args:
         engine: A `KELFI` that has been run.
