@@ -217,6 +217,8 @@ for call, raises in [
     (lambda: kme.plots.marginals({}), "`posteriors` must hold at least one draw, .*; got none"),
     (lambda: kme.plots.marginals({"a": {"t": X}, "b": {"t": spoilt(X, NAN)}}), r"`t\[0\]` has 1 entries"),
     (lambda: kme.plots.marginals({"t": X}, truth=3.0), "`truth` must be values to mark, {site: value}; got 3"),
+    (lambda: kme.plots.marginals({"t": X}, truth={"s": 3.0}), r"`truth` must have values of \['t'\]; got \['s'\] too"),
+    (lambda: kme.plots.marginals({"t": X}, "t"), r"`names` must be a list, such as \['t'\]; got 't'"),
     (lambda: kme.plots.witness(X, NAN * X[0]), "`y` has 1 entries that are not finite"),
     (lambda: kme.plots.witness(X, X, length_scale=[1.0, 2.0]), r"must be one number, or 1; got shape \(2,\)"),
     (

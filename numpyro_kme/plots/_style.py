@@ -80,9 +80,18 @@ def chosen(arrays: Mapping[str, Any], names: Names = None) -> dict[str, np.ndarr
     found = numbers(arrays)
     if names is None:
         return found
+    checks.require(not isinstance(names, str), f"`names` must be a list, such as [{names!r}]; got {names!r}.")
     unknown = [name for name in names if name not in arrays and name not in found]
     checks.require(not unknown, f"`names` must be among {list(arrays)}; got {unknown}.")
     return {label: value for label, value in found.items() if label in names or label.split("[")[0] in names}
+
+
+def marked(truth: Mapping[str, Any] | None, arrays: Collection[str]) -> dict[str, Any]:
+    """Each number of the values to mark, by name; an error for those of sites that are not shown anywhere."""
+    checks.instance("truth", truth, Mapping | None, "values to mark, {site: value}")
+    unknown = [name for name in truth or {} if name not in arrays]
+    checks.require(not unknown, f"`truth` must have values of {list(arrays)}; got {unknown} too. Leave these out.")
+    return numbers(truth or {}, lead=0)
 
 
 def outline(values: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:

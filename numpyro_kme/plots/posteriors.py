@@ -1,7 +1,7 @@
 """Marginals of posteriors, beside the prior and known truths; learnt likelihoods over parameters; rounds."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle, pairwise
+from itertools import chain, cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpyro_kme.plots._style import (
     as_learnt,
     chosen,
     legend,
+    marked,
     outline,
     panels,
 )
@@ -55,12 +56,12 @@ def marginals(
         A matplotlib figure.
     """
     checks.fraction("prob", prob)
-    checks.instance("truth", truth, Mapping | None, "values to mark, {site: value}")
     kinds = (Mapping, Posterior, Engine)
     several = isinstance(posteriors, Mapping) and any(isinstance(one, kinds) for one in posteriors.values())
     by_label = posteriors if several else {"posterior": posteriors}
-    columns = {label: chosen(_draws(one), names) for label, one in by_label.items()}
-    first, known = next(iter(columns.values())), numbers(truth or {}, lead=0)
+    draws = {label: _draws(one) for label, one in by_label.items()}
+    columns = {label: chosen(own, names) for label, own in draws.items()}
+    first, known = next(iter(columns.values())), marked(truth, list(dict.fromkeys(chain(*draws.values()))))
     before = chosen(_from_prior(next(iter(by_label.values()))) if prior is True else prior or {})
     figure, axes = panels(len(first), ax)
     for axis, name in zip(axes, first):
@@ -152,10 +153,9 @@ def surrogate(
     Returns:
         A matplotlib figure.
     """
-    checks.instance("truth", truth, Mapping | None, "values to mark, {site: value}")
     posterior = as_learnt(posterior)
     latents = {name: np.asarray(posterior.samples[name]) for name in posterior.problem.latents}
-    columns = chosen(latents, names)
+    columns, true = chosen(latents, names), marked(truth, latents)
     if names is None:
         columns = dict(list(columns.items())[:2])
     checks.require(1 <= len(columns) <= 2, f"`names` must be of one or two numbers; got {list(columns)}.")
@@ -166,7 +166,7 @@ def surrogate(
     points = np.stack([part.ravel() for part in np.meshgrid(*grids, indexing="ij")], axis=1)
     tables, shape = _slice(latents, list(columns), points), [len(grid) for grid in grids]
     log_q, outside = _log_likelihood(posterior, tables).reshape(shape), posterior.beyond(tables).reshape(shape)
-    true, draws = numbers(truth or {}, lead=0), list(columns.values())
+    draws = list(columns.values())
     places = [float(true[name]) for name in columns if name in true]
     figure, (axis,) = panels(1, ax, (1.5, 1.4))
     if len(columns) == 1:

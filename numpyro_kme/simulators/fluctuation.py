@@ -41,7 +41,7 @@ def mutants(rng_key, log_m):
 
 
 def probabilities(m, size):
-    """Log probabilities of 0 to `size - 1` resistant bacteria, `(size,)`, by the recursion; `m` is the mean number of
+    """Probabilities of 0 to `size - 1` resistant bacteria, `(size,)`, by the recursion; `m` is the mean number of
     mutations."""
     p = np.empty(size)
     p[0] = np.exp(-m)
