@@ -111,8 +111,8 @@ class LowRankSolve:
     r"""Solve with $L \approx U U^\top$, a pivoted incomplete Cholesky factor of rank `r`, by Woodbury's formula.
 
     $q(y \mid z) = \sum_{j=1}^{r} w_j\, \ell(p_j, z)$ on the pivots alone. What is left of a simulation's kernel,
-    $\ell(z_j, z_j) - |U_j|^2$, is at most `tolerance lam`; the relative error of the fitted values is of the order of
-    the tolerance. Pivots are chosen among `subset` simulations at random, and among those that these leave unexplained,
+    $\ell(z_j, z_j) - |U_j|^2$, is at most `tolerance lam`, or twice this for simulations that no pivots were chosen
+    among; the relative error of the fitted values is of the order of the tolerance. Pivots are chosen among `subset` simulations at random, and among those that these leave unexplained,
     until nothing is; no `(m, r)` matrix is kept.
 
     Args:
