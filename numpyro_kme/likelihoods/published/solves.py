@@ -112,8 +112,8 @@ class LowRankSolve:
 
     $q(y \mid z) = \sum_{j=1}^{r} w_j\, \ell(p_j, z)$ on the pivots alone. What is left of a simulation's kernel,
     $\ell(z_j, z_j) - |U_j|^2$, is at most `tolerance lam`, or twice this for simulations that no pivots were chosen
-    among; the relative error of the fitted values is of the order of the tolerance. Pivots are chosen among `subset` simulations at random, and among those that these leave unexplained,
-    until nothing is; no `(m, r)` matrix is kept.
+    among; the relative error of the fitted values is of the order of the tolerance. Pivots are chosen among `subset`
+    simulations at random, and among those that these leave unexplained, until nothing is; no `(m, r)` matrix is kept.
 
     Args:
         tolerance: Largest error of the factor's diagonal, as a fraction of `lam`.
