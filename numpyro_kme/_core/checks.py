@@ -225,7 +225,7 @@ def whole(name: str, value: Any, least: int, advice: str = "") -> None:
 
 def line(value: Any) -> str:
     """A value in one line, for a message."""
-    return f"{value!r:.200}" if isinstance(value, str) or value is None else short(value, 200)
+    return f"{value!r:.200}" if isinstance(value, str) or value is None else short(value, 200) or repr(value)
 
 
 def instance(name: str, value: Any, kind: type[T] | Any, what: str) -> T:
@@ -306,6 +306,8 @@ def table(name: str, value: Any, *, columns: int | None = None, min_rows: int = 
 def draws(name: str, value: Any) -> None:
     """Require draws `{site: (n, *shape)}`, real numbers, as many at each site."""
     instance(name, value, Mapping, "draws, {site: (n, *shape)}")
+    named = all(isinstance(site, str) for site in value)
+    require(named, f"`{name}` must be draws by the names of sites; got the keys {[*value]}.", TypeError)
     shapes = {site: shape_of(f"{name}[{site!r}]", one) for site, one in value.items()}
     for site, one in value.items():
         real(f"{name}[{site!r}]", one)
@@ -321,6 +323,6 @@ def shaped(name: str, value: Any, shape: tuple[int, ...], what: str) -> None:
 
 def expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Tell whether an array of a shape can be broadcast to another."""
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):
         return np.broadcast_shapes(shape, to) == to
     return False

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
+from numpyro_kme._core import checks
 from numpyro_kme._core.host import full_precision, to_host
 
 KEPT = 8
@@ -103,8 +104,8 @@ def in_blocks(function: Callable[[Any], Any], rows: Any, size: int = BLOCK) -> A
     Returns:
         NumPy arrays with as many rows as `rows`.
     """
-    total = len(jax.tree.leaves(rows)[0])
-    parts = []
+    total, parts = len(jax.tree.leaves(rows)[0]), []
+    checks.require(total > 0, "There must be at least one row, one point or draw, to compute with; got none.")
     for start in range(0, total, size):
         index = np.arange(start, min(start + size, total))
         padded = np.append(index, np.full(size - len(index), start))

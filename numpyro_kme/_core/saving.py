@@ -102,6 +102,7 @@ class Saved:
 def write(path: str | PathLike, value: Any) -> None:
     """Write a value to a file, which is replaced as a whole."""
     path = Path(path).expanduser().absolute()
+    checks.require(not path.is_dir(), f"`path` must be that of a file; got the folder {path}. Add a name of a file.")
     arrays: list[np.ndarray] = []
     tree = _Writer(arrays).encoded(value, type(value).__name__)
     about = {"format": FORMAT, "version": version("numpyro-kme"), "kind": tree["object"]}
