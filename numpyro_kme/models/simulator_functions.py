@@ -116,6 +116,9 @@ def call_back(fn: Callable, shape: Shape, dtype: np.dtype, key_data: jax.Array, 
         with checks.setting(called_back, True):
             return _as(np.dtype(canonical), calls_on_host(fn, shape, dtype, key_data, params), fn)
 
+    if checks.is_concrete((key_data, params)):  # JAX would say in its own words what fails
+        found = calls_on_host(fn, shape, dtype, np.asarray(key_data), list(map(np.asarray, params)))
+        return jax.numpy.asarray(_as(np.dtype(canonical), found, fn))
     no_derivative = TypeError(
         f"Simulator `{name(fn)}` runs in NumPy, so that its draws have no derivative, which NUTS, HMC and SVI ask for. "
         "Write it in JAX, or use PseudoMarginal, numpyro.infer.SA, or an engine that learns the likelihood, as KELFI."

@@ -15,7 +15,7 @@ from numpyro.infer.inspect import get_dependencies, get_model_relations, render_
 from numpyro.infer.util import log_density
 
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.simulator_functions import FromNoise, Joined
+from numpyro_kme.models.simulator_functions import FromNoise, Joined, WrongOutput
 
 
 def noisy_sum(key, theta, scale=1.0):
@@ -121,8 +121,9 @@ def test_black_box_inside_jax_depends_on_the_key_alone():
 )
 def test_black_box_that_breaks_its_declaration(fn, shape, dtype):
     simulator = Simulator(fn, 0.0, shape=shape, dtype=dtype)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"declares shape \(3,\) and dtype .* but returned shape"):
-        np.asarray(simulator.sample(random.key(0)))
+    for sample, error in [(simulator.sample, WrongOutput), (jax.jit(simulator.sample), jax.errors.JaxRuntimeError)]:
+        with pytest.raises(error, match=r"declares shape \(3,\) and dtype .* but returned shape"):
+            np.asarray(sample(random.key(0)))
 
 
 def test_without_x64():
