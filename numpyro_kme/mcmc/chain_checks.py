@@ -197,7 +197,7 @@ def _check_shapes(model, samples, args, kwargs) -> None:
     for name, site in trace_of(model, args, kwargs).items():
         if site["type"] != "sample" or site["is_observed"] or isinstance(compat.innermost(site["fn"]), Simulator):
             continue
-        found, shape = np.shape(samples.get(name, ())), np.shape(site["value"])
+        found, shape = np.shape(samples.get(name, 0.0)), np.shape(site["value"])
         checks.require(
             len(found) > 0 and found[1:] == shape,
             f"`samples` must hold every latent of the model as (draws, *shape); at {name!r}, of shape {shape}, it "
@@ -253,6 +253,7 @@ def noise_sensitivity(
     """
     checks.whole("num_keys", num_keys, 1)
     checks.draws("samples", samples)
+    _check_shapes(model, samples, args, kwargs)
     draws = {name: np.asarray(value) for name, value in samples.items()}
     own = _score(model, draws, args, kwargs)
     keys = jax.random.split(rng_key, num_keys)
@@ -294,6 +295,7 @@ def log_estimate_sd(
     checks.whole("num_keys", num_keys, 2)
     checks.whole("num_draws", num_draws, 1)
     draws = _evenly_spaced(samples, num_draws)
+    _check_shapes(model, samples, args, kwargs)
 
     @one_model_at_a_time()
     def one(latents, key):

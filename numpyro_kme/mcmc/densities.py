@@ -13,14 +13,14 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
-from numpyro_kme._core import checks, compat, full_precision
+from numpyro_kme._core import checks, compat, door, full_precision
 from numpyro_kme.kernels import median_heuristic
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.kernel_learning import log_pseudo_likelihood
 from numpyro_kme.likelihoods.distribution import RealValued
 from numpyro_kme.mcmc.noise import latent_noise, several_keys
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import observed_simulator
+from numpyro_kme.models.sites import observed_simulator, require_shape
 
 
 class SyntheticLikelihood(RealValued):
@@ -147,6 +147,7 @@ class soft_abc(Messenger):
         >>> mcmc = MCMC(NUTS(soft_abc(model, Gaussian(0.1))), num_warmup=500, num_samples=1000)
     """
 
+    @door
     def __init__(self, model: Callable | None = None, kernel: Kernel | None = None):
         checks.instance("kernel", kernel, Kernel, "a kernel on outputs, such as Gaussian(epsilon)")
         self.kernel = kernel
@@ -182,6 +183,8 @@ class soft_abc(Messenger):
 def _check_known(msg, simulator: Simulator) -> None:
     """Require that nothing is missing of outputs that count."""
     value, mask = msg["value"], compat.mask(msg["fn"])
+    if not simulator.ragged:
+        require_shape(msg["name"], simulator, msg)
     if simulator.ragged or not checks.is_concrete((value, mask)):
         return
     value = np.asarray(value, float)

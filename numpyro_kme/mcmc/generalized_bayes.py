@@ -17,7 +17,7 @@ from numpyro_kme.losses.base import Family, Loss, Nodes
 from numpyro_kme.losses.mmd import MMD
 from numpyro_kme.mcmc.noise import CommonNoise, NoisePolicy, check_data_points, is_even
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import Call, observed_simulator
+from numpyro_kme.models.sites import Call, observed_simulator, require_shape
 
 _no_key = compat.valueless("fresh_noise_log_prob")
 
@@ -174,6 +174,8 @@ def _check_site(msg, simulator: Simulator, covariates) -> None:
     )
     whole = checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights)
     checks.require(whole, f"Site {name!r} is masked or scaled, as no loss is. Leave data out, or change `weight`.")
+    if not simulator.ragged:
+        require_shape(name, simulator, msg)
     check_data_points(name, msg["value"], simulator, covariates, f"covariates={{{name!r}: array}}")
     checks.require(
         checks.is_concrete(msg["value"]),

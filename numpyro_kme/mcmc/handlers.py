@@ -17,7 +17,7 @@ from numpyro_kme.likelihoods.distribution import KernelMeansLikelihood
 from numpyro_kme.mcmc.densities import soft_abc
 from numpyro_kme.mcmc.generalized_bayes import generalized_bayes
 from numpyro_kme.models.simulator import Simulator
-from numpyro_kme.models.sites import observed_simulator, require_whole_calls
+from numpyro_kme.models.sites import observed_simulator, require_shape, require_whole_calls
 
 __all__ = ["adjustable", "generalized_bayes", "soft_abc", "surrogate", "uncondition_simulators"]
 
@@ -96,6 +96,7 @@ class surrogate(Messenger):
         mask = compat.mask(msg["fn"])
         msg["value"] = simulator.vector(msg["value"])
         require_whole_calls(name, simulator, msg)
+        require_shape(name, simulator, msg)
         known = checks.is_concrete(msg["value"])
         checks.require(
             known or name not in self._lacking or simulator.ragged,
@@ -118,6 +119,10 @@ class adjustable(Messenger):
     they are is a matter of the likelihood (`KELFI(adjust=...)`), and the simulator itself is the same. With
     `handlers.surrogate(handlers.adjustable(model), kelfi.likelihoods)` any sampler of NumPyro infers them.
     """
+
+    @door
+    def __init__(self, fn: Callable | None = None):
+        super().__init__(fn)
 
     def process_message(self, msg):
         """Give an observed simulator its shifts as a further argument, which it does not look at."""
@@ -155,6 +160,10 @@ class uncondition_simulators(Messenger):
     that is passed to the model, while `numpyro.handlers.uncondition` would redraw ordinary observations as
     well.
     """
+
+    @door
+    def __init__(self, fn: Callable | None = None):
+        super().__init__(fn)
 
     def process_message(self, msg):
         """Forget the observation of a simulator site, and ask for a key."""

@@ -224,6 +224,7 @@ class Problem(Recomputed):
         return {name: trace[name]["value"] for name in self.factors}
 
     def _checked(self, latents: Arrays) -> dict[str, np.ndarray]:
+        checks.instance("latents", latents, Mapping, "values of the latents, {site: (m, *shape)}")
         names, found = list(self.latents), dict[str, np.ndarray]()
         checks.require(set(latents) == set(names), f"`latents` must have the sites {names}; got {list(latents)}.")
         draws = np.shape(latents[names[0]])[:1]

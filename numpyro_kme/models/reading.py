@@ -25,6 +25,7 @@ Parts = tuple[Mapping[str, Latent], Mapping[str, SimulatorSite], tuple[str, ...]
 def read(model: Callable, args: tuple, kwargs: Mapping, before: Any = None, simulated: bool = True) -> Parts:
     """Read the parts of `model(*args, **kwargs)`; see `Problem.read`. The dependence of sites is that of the same model
     with other data, `before`, where the sites are the same. One that is not to be `simulated` needs no simulator."""
+    checks.instance("model", model, Callable, "a NumPyro model, a function")
     tracing.refuse_seeded(model)
     with explained(model, args, kwargs):
         trace, simulators = tracing.run(model, args, kwargs, None, {})

@@ -159,6 +159,7 @@ class Simulator(Distribution):
         """A name for each of the `arguments`, `R0` or `rates[1]`."""
         return tuple(numbers(dict(zip(self.parameters, map(np.empty, self.call_shapes))), lead=0))
 
+    @door
     def with_arguments(self, arguments: ArrayLike) -> "Simulator":
         """Put the same simulator under the same plates, at other `arguments` of shape `groups + (p,)`."""
         new, blocks = copy.copy(self), pieces(jnp.asarray(arguments), self.call_shapes)
@@ -258,6 +259,7 @@ class Simulator(Distribution):
         key, lead = checks.key(key), sample_shape + self.batch_shape
         return random.split(key, lead) if lead else key
 
+    @door
     def sample(self, key: jax.Array | None, sample_shape: Shape = ()) -> jax.Array:
         """Draw `sample_shape + batch_shape + event_shape`; every event is one call with its own key."""
         keys = self.keys(key, sample_shape)

@@ -103,21 +103,7 @@ class SimulatorSite:
             TypeError,
         )
         require_whole_calls(name, simulator, site)
-        expected, shape = simulator.shape(), value.shape
-        if prod(shape) == prod(expected):
-            advice = f"Observe it as .reshape({expected})."
-        elif simulator.batch_shape and shape == simulator.event_shape != ():
-            advice = "Under a plate each call makes one of its elements: return that, or take the plate away."
-        elif shape[len(shape) - len(expected) :] == expected:
-            advice = "Independent draws belong under a plate; a series inside `scan` has to be one call of a simulator."
-        else:
-            advice = "Let the simulator return what is observed, in its shape."
-        what = "The observation at" if observed else "Site"
-        checks.require(
-            shape == expected,
-            f"{what} {name!r} has shape {shape}; the simulator `{simulator.name}` gives shape {expected}"
-            f"{', or fewer rows' if simulator.ragged else ''}. {advice}",
-        )
+        require_shape(name, simulator, site)
         event = tuple(range(-simulator.event_dim, 0))
         unmasked = np.broadcast_to(compat.mask(site["fn"]), simulator.batch_shape)
         lost = np.isnan(value) & np.expand_dims(unmasked, event)
@@ -216,6 +202,26 @@ def observed_simulator(msg: Mapping[str, Any]) -> Simulator | None:
     """The simulator of a message of NumPyro, where that is of an observed site which has one."""
     simulator = compat.innermost(msg["fn"]) if msg["type"] == "sample" and msg["is_observed"] else None
     return simulator if isinstance(simulator, Simulator) else None
+
+
+def require_shape(name: str, simulator: Simulator, site: Mapping[str, Any]) -> None:
+    """Raise where the value of a site of a trace has not the shape of what its simulator gives."""
+    expected, shape = simulator.shape(), np.shape(site["value"])
+    if shape == expected:
+        return
+    if prod(shape) == prod(expected):
+        advice = f"Observe it as .reshape({expected})."
+    elif simulator.batch_shape and shape == simulator.event_shape != ():
+        advice = "Under a plate each call makes one of its elements: return that, or take the plate away."
+    elif shape[len(shape) - len(expected) :] == expected:
+        advice = "Independent draws belong under a plate; a series inside `scan` has to be one call of a simulator."
+    else:
+        advice = "Let the simulator return what is observed, in its shape."
+    what = "The observation at" if site["is_observed"] else "Site"
+    raise checks.explained(
+        f"{what} {name!r} has shape {shape}; the simulator `{simulator.name}` gives shape {expected}"
+        f"{', or fewer rows' if simulator.ragged else ''}. {advice}"
+    )
 
 
 def require_whole_calls(name: str, simulator: Simulator, site: Mapping[str, Any]) -> None:

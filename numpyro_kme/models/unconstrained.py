@@ -55,6 +55,8 @@ class Unconstrained(Recomputed):
     @door
     def of(cls, problem: Problem, discrete: Collection[str] = ()) -> "Unconstrained":
         """Read the shapes of a problem, of whose latents the `discrete` ones are left to be given."""
+        unknown = sorted(set(discrete) - set(problem.latents))
+        checks.require(not unknown, f"`discrete` must be among {[*problem.latents]}; got {unknown}.")
         shapes = {
             name: biject_to(latent.fn.support).inverse_shape(np.shape(latent.value))
             for name, latent in problem.latents.items()
@@ -69,6 +71,7 @@ class Unconstrained(Recomputed):
 
     def flatten(self, latents: Arrays) -> jax.Array:
         """The vector `u` of one point of the latents, `{site: value}`."""
+        checks.instance("latents", latents, Mapping, "values of the latents, {site: value}")
         known = set(latents) >= set(self.shapes)
         checks.require(known, f"`latents` must have the sites {[*self.shapes]}; got {[*latents]}.")
         trace, _ = self._run(latents)
@@ -76,6 +79,7 @@ class Unconstrained(Recomputed):
         free = [biject_to(site["fn"].support).inv(site["value"]) for site in sites.values()]
         return jnp.concatenate(list(map(jnp.ravel, free)))
 
+    @door
     def flatten_rows(self, latents: Arrays) -> np.ndarray:
         """The vectors `(m, D)` of many points of the latents, `{site: (m, *shape)}`."""
         return programs.in_blocks(self._by_rows[0], dict(latents))

@@ -457,7 +457,7 @@ def test_a_chain_outside_the_simulations_or_where_the_surrogate_is_negative_is_n
         check_surrogate(smodel, {"theta": np.zeros((3, 4, 2))}, x)
     with pytest.raises(ValueError, match="it has nothing"):
         check_surrogate(smodel, {"eta": worst}, x)
-    with pytest.raises(ValueError, match=r"`value` must have shape .*got .3,."):
+    with pytest.raises(ValueError, match=r"observation at 'x' has shape \(3,\); the simulator .* \(2,\)"):
         handlers.seed(smodel, 0)(np.zeros(3))
 
 
