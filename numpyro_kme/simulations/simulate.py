@@ -56,6 +56,7 @@ class Penalise:
     value: float
 
     def __post_init__(self):
+        checks.number("value", self.value)
         checks.require(bool(np.isfinite(self.value)), f"`value` must be finite; got {self.value}.")
 
 

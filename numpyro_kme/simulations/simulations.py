@@ -79,8 +79,14 @@ class Simulations(Saved):
         shapes = {site: np.shape(value) for site, value in self.x.items()}
         alike = len({shape[:1] for shape in shapes.values()}) == 1 and () not in shapes.values()
         checks.require(alike, f"`x` must have a row for each simulation, {{site: (m, *event)}}; got {shapes}.")
+        rows = next(iter(shapes.values()))[0]
         if not len(self.index):
-            object.__setattr__(self, "index", np.arange(len(next(iter(self.x.values())))))
+            object.__setattr__(self, "index", np.arange(rows))
+        tables = ("arguments", "latents", "deterministics")
+        every = {f"{name}[{site!r}]": one for name in tables for site, one in getattr(self, name).items()}
+        for name, value in (every | {"index": self.index}).items():
+            had = np.shape(value)
+            checks.require(had[:1] == (rows,), f"`{name}` must have {rows} rows, one a simulation in `x`; got {had}.")
 
     def __len__(self) -> int:
         return len(self.index)
