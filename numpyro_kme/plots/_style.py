@@ -49,7 +49,10 @@ def panels(count: int, ax: Any, size: tuple[float, float] | None = None, **setti
             unused.set_axis_off()
         axes = list(grid.flat[:count])
     else:
-        axes = list(np.ravel(np.asarray(ax, dtype=object)))
+        several = isinstance(ax, np.ndarray | list | tuple)
+        axes = list(np.ravel(np.asarray(ax, dtype=object))) if several else [ax]
+        for axis in axes:
+            checks.instance("ax", axis, plt.Axes, "axes of matplotlib, as `plt.subplots()` gives them")
         checks.require(len(axes) == count, f"`ax` must hold {count} axes, one for each panel; got {len(axes)}.")
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
@@ -81,6 +84,8 @@ def chosen(arrays: Mapping[str, Any], names: Names = None) -> dict[str, np.ndarr
     if names is None:
         return found
     checks.require(not isinstance(names, str), f"`names` must be a list, such as [{names!r}]; got {names!r}.")
+    each = all(isinstance(name, str) for name in names)
+    checks.require(each, f"`names` must be a list of text; got {checks.line(names)}.", TypeError)
     unknown = [name for name in names if name not in arrays and name not in found]
     checks.require(not unknown, f"`names` must be among {list(arrays)}; got {unknown}.")
     return {label: value for label, value in found.items() if label in names or label.split("[")[0] in names}

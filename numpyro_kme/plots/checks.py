@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, door
 from numpyro_kme.diagnostics.calibration import Calibration
 from numpyro_kme.diagnostics.predictive import PredictiveCheck, names_of_numbers
 from numpyro_kme.plots._style import COLOURS, DARK, FAINT, FILL, MOST, Names, chosen, labelled, legend, outline, panels
@@ -14,6 +14,7 @@ GRID = 201
 """Points of a curve."""
 
 
+@door
 def ranks(calibration: Calibration, names: Names = None, *, prob: float = 0.95, ax: Any = None, **style: Any) -> Any:
     """Empirical distribution of the ranks minus the uniform one, with a band for the whole curve.
 
@@ -32,6 +33,7 @@ def ranks(calibration: Calibration, names: Names = None, *, prob: float = 0.95, 
     return _against_uniform(calibration, names, ("rank", "ECDF less rank"), 0.0, prob, ax, style)
 
 
+@door
 def coverage(calibration: Calibration, names: Names = None, *, prob: float = 0.95, ax: Any = None, **style: Any) -> Any:
     """Coverage of central intervals against their level, with a band for the whole curve, and TARP's credible regions.
 
@@ -78,6 +80,7 @@ def _against_uniform(
     return figure
 
 
+@door
 def predictive(
     check: PredictiveCheck, names: Names = None, *, site: str | None = None, ax: Any = None, **style: Any
 ) -> Any:
@@ -127,6 +130,7 @@ def _along(predicted: np.ndarray, observed: np.ndarray, site: str, how: dict, ax
     return figure
 
 
+@door
 def witness(x: Any, y: Any, labels: Names = None, *, length_scale: Any = None, ax: Any = None, **style: Any) -> Any:
     r"""Where two samples differ, statistic by statistic: the witness function of the maximum mean discrepancy.
 

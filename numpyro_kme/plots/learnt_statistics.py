@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks
+from numpyro_kme._core import checks, door
 from numpyro_kme.diagnostics.predictive import names_of_numbers
 from numpyro_kme.likelihoods.learnt_statistics import StatisticsSurrogate, cosines_of_ranks, orthonormal
 from numpyro_kme.likelihoods.residual.surrogate import ResidualSurrogate
@@ -17,6 +17,7 @@ def _learnt_names(site: str, surrogate: StatisticsSurrogate) -> tuple[str, ...]:
     return tuple(f"{site}[{name}]" if name.isdigit() else name for name in surrogate.statistics.names)
 
 
+@door
 def informativeness(posterior: Learnt, labels: Names = None, *, ax: Any = None, **style: Any) -> Any:
     """Bars of what each statistic tells about the parameters, in nats (`LearntPosterior.informativeness`).
 
@@ -42,6 +43,7 @@ def informativeness(posterior: Learnt, labels: Names = None, *, ax: Any = None, 
     return figure
 
 
+@door
 def learnt(posterior: Learnt, site: str | None = None, labels: Names = None, *, ax: Any = None, **style: Any) -> Any:
     """Bars of what was learnt of each statistic: by how many nats its location, its scale and its dependence on those
     before it improve the held-out log score of a simulation.
@@ -75,6 +77,7 @@ def learnt(posterior: Learnt, site: str | None = None, labels: Names = None, *, 
     return figure
 
 
+@door
 def statistics(posterior: Learnt, site: str | None = None, names: Names = None, *, ax: Any = None, **style: Any) -> Any:
     """Each learnt statistic of the simulations, held out, against the coordinate that it depends on most, and that of
     the observation as a line.

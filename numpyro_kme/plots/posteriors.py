@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kme._core import checks, listed, numbers
+from numpyro_kme._core import checks, door, listed, numbers
 from numpyro_kme.engines.base import Engine, posterior_of
 from numpyro_kme.engines.learnt_posterior import LearntPosterior
 from numpyro_kme.engines.posterior import Posterior
@@ -31,6 +31,7 @@ BEYOND = "beyond the simulations"
 TRUTH: dict[str, Any] = dict(color=DARK, linewidth=1.2, linestyle="--", label="truth")
 
 
+@door
 def marginals(
     posteriors: Any,
     names: Names = None,
@@ -102,6 +103,7 @@ def _from_prior(posterior: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(value).reshape(-1, *np.shape(value)[2:]) for name, value in held.items()}
 
 
+@door
 def rounds(engine: Engine, names: Names = None, *, ax: Any = None, **style: Any) -> Any:
     """Show where each round simulated, and the posterior after the last: each parameter by number of the simulation.
 
@@ -134,6 +136,7 @@ def rounds(engine: Engine, names: Names = None, *, ax: Any = None, **style: Any)
     return figure
 
 
+@door
 def surrogate(
     posterior: Learnt, names: Names = None, *, truth: Mapping[str, Any] | None = None, ax: Any = None, **style: Any
 ) -> Any:
