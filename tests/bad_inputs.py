@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_kme as kme
-from numpyro_kme import diagnostics, kernels
+from numpyro_kme import diagnostics, kernels, models
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.simulations import Penalise, Retry, Simulations, simulate
 
@@ -228,6 +228,73 @@ for call, raises in [
     (lambda: kme.mcmc.noise_sensitivity(KEY, BARE, {}, x=X[0]), "`samples` must hold at least one draw"),
 ]:
     add("door", "wrong type or shape", call, raises)
+
+
+def on_the_host(**declared):
+    return kme.Simulator(black_box, 0.3, **declared).sample(KEY)
+
+
+def black_box(rng, theta):
+    return rng.normal(size=2) + float(theta)
+
+
+def estimates_at(samples):
+    return kme.mcmc.log_estimate_sd(KEY, BARE, samples, x=X[0], num_keys=2)
+
+
+def twenty(x):
+    theta = numpyro.sample("theta", dist.Normal())
+    with numpyro.plate("data", 20):
+        numpyro.sample("x", kme.Simulator(scalar, theta), obs=x)
+
+
+def soft_abc(x):
+    smodel = handlers.soft_abc(given(kme.FromNoise(lambda z, theta: theta + z, dist.Normal().expand([1]))), WIDE)
+    return numpyro.infer.util.log_density(smodel, (), {"x": x}, {"theta": 0.1, "x_noise": jnp.zeros(1)})[0]
+
+
+for kind, call, raises in [
+    ("no rows", lambda: vector().constrain_rows(np.zeros((0, 1))), "There must be at least one row, one point or draw"),
+    ("empty", lambda: kme.simulations.Store({}), "`path` must be text or of the kind PathLike; got {}"),
+    ("a folder", lambda: bank_of(X).save(""), "`path` must be that of a file; got the folder /"),
+    ("no mapping", lambda: problem().log_prior(None), "`latents` must be values of the latents, .*; got None"),
+    ("no mapping", lambda: vector().flatten(True), "`latents` must be values of the latents, .*; got True"),
+    ("no mapping", lambda: vector().flatten_rows(3), "`latents` must be of the kind Mapping; got 3"),
+    (
+        "ignored",
+        lambda: models.Unconstrained.of(problem(), ["mu"]),
+        r"`discrete` must be among .* got \['mu'\]",
+    ),
+    ("a model", lambda: kme.Problem.read(KEY), "`model` must be a NumPyro model, a function; got"),
+    ("a model", lambda: handlers.adjustable(0), "`fn` must be a function or None; got 0"),
+    ("a model", lambda: handlers.uncondition_simulators("a"), "`fn` must be a function or None; got 'a'"),
+    ("a model", lambda: handlers.soft_abc("a", WIDE), "`model` must be a function or None; got 'a'"),
+    ("text", lambda: kme.Simulator(shifted, 0.3).with_arguments(["a"]), "`arguments` must be an array of real numbers"),
+    (
+        "a list",
+        lambda: kme.Simulator(shifted, 0.3).sample(KEY, [2]),
+        "`sample_shape` must be of the kind tuple",
+    ),
+    ("text", lambda: kme.Simulator(shifted, 0.3).expand(["a"]), r"of shape \(\), does not expand to \('a',\)"),
+    ("declared", lambda: on_the_host(shape=(), dtype=float), r"declares shape \(\) .* returned shape \(2,\)"),
+    ("rows", lambda: Simulations({}, {"x": X}, index=np.arange(80)), r"`index` must have 40 rows, .*; got \(80,\)"),
+    ("rows", lambda: Simulations({"x": X[:3]}, {"x": X}), r"`arguments\['x'\]` must have 40 rows, .*; got \(3, 1\)"),
+    ("a list", lambda: Penalise([-3.0]), r"`value` must be one number; got shape \(1,\)"),
+    (
+        "keys",
+        lambda: estimates_at({0: THETA[:, 0]}),
+        r"`samples` must be draws by the names.* keys \[0\]",
+    ),
+    ("lacking", lambda: estimates_at({"mu": THETA[:, 0]}), "`samples` must hold every latent .* it has nothing"),
+    ("rows", lambda: density(CONJUGATE, {"x": good}, X[:3]), r"'x' has shape \(3, 1\); the simulator `shifted` gives"),
+    ("rows", lambda: robust(twenty, DATA[:0]), r"'x' has shape \(0,\); the simulator `scalar` gives shape \(20,\)"),
+    ("rows", lambda: soft_abc(X[:3]), r"'x' has shape \(3, 1\); the simulator `.*` gives shape \(1,\)"),
+    ("axes", lambda: kme.plots.ranks(RANKS, ["a"], ax=NAN), "`ax` must be axes of matplotlib, .*; got nan"),
+    ("names", lambda: kme.plots.ranks(RANKS, [["a"]]), r"`names` must be a list of text; got \(\(.a.\)\)"),
+    ("names", lambda: kme.plots.witness(X, X, np.array(["a", "b"])), "`labels` must be of the kind Sequence or None"),
+    ("text", lambda: kme.plots.marginals({"t": X}, prior="no"), "`prior` must be True or False or of the kind Mapping"),
+]:
+    add("argument", kind, call, raises)
 add("simulate", "m = 0", lambda: drawn(OK, 0), "`num_simulations` must be .* got 0")
 add("simulate", "m = 1", lambda: drawn(OK, 1))
 add("simulate", "m = 2.5", lambda: drawn(OK, 2.5), "`num_simulations` must be a whole number; got 2.5")
