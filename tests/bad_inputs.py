@@ -285,6 +285,11 @@ for kind, call, raises in [
         lambda: estimates_at({0: THETA[:, 0]}),
         r"`samples` must be draws by the names.* keys \[0\]",
     ),
+    (
+        "a mapping",
+        lambda: kme.PseudoMarginal(CONJUGATE, target_accept_prob={}),
+        "must be an array of real numbers; got {}",
+    ),
     ("lacking", lambda: estimates_at({"mu": THETA[:, 0]}), "`samples` must hold every latent .* it has nothing"),
     ("rows", lambda: density(CONJUGATE, {"x": good}, X[:3]), r"'x' has shape \(3, 1\); the simulator `shifted` gives"),
     ("rows", lambda: robust(twenty, DATA[:0]), r"'x' has shape \(0,\); the simulator `scalar` gives shape \(20,\)"),

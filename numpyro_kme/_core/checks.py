@@ -171,8 +171,8 @@ def positive(name: str, value: Any) -> None:
 def shape_of(name: str, value: Any) -> tuple[int, ...]:
     """The shape of what must be an array."""
     with suppress(TypeError, ValueError):
-        if isinstance(shape := np.shape(value), tuple):  # to write a value down takes longer than to look at it
-            return shape
+        if isinstance(shape := np.shape(value), tuple) and not isinstance(value, Mapping):
+            return shape  # to write a value down takes longer than to look at it
     raise explained(f"`{name}` must be an array of real numbers; got {line(value)}.", TypeError)
 
 
