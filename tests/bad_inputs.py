@@ -14,6 +14,9 @@ import numpyro.distributions as dist
 
 import numpyro_kme as kme
 from numpyro_kme import diagnostics, kernels, models
+from numpyro_kme.abc.discrepancies import out_of_distribution_check
+from numpyro_kme.embeddings import measures
+from numpyro_kme.losses.base import Family
 from numpyro_kme.mcmc import handlers
 from numpyro_kme.simulations import Penalise, Retry, Simulations, simulate
 
@@ -298,6 +301,24 @@ for kind, call, raises in [
     ("names", lambda: kme.plots.ranks(RANKS, [["a"]]), r"`names` must be a list of text; got \(\(.a.\)\)"),
     ("names", lambda: kme.plots.witness(X, X, np.array(["a", "b"])), "`labels` must be of the kind Sequence or None"),
     ("text", lambda: kme.plots.marginals({"t": X}, prior="no"), "`prior` must be True or False or of the kind Mapping"),
+    ("a kernel", lambda: kernels.Scaled("a", 2.0), r"`kernel` must be a kernel, such as Gaussian\(1.0\); got 'a'"),
+    ("a kernel", lambda: kernels.EmpiricalMeasure(3, 1.0), "`inner` must be a kernel on rows, .*; got 3"),
+    ("masked", lambda: kernels.pad(np.ma.masked_less(X, 0.0), 50), "`rows` has masked entries: leave these rows out"),
+    (
+        "a table",
+        lambda: kernels.Signature(scales=np.ones((2, 2)), length_scale=1.0),
+        r"`scales` must be one number.*shape \(2, 2\)",
+    ),
+    ("none", lambda: measures.standard_normal(0), "`dim` must be at least 1; got 0"),
+    ("beyond", lambda: RANKS.can_see(level=2.0), "`level` must be between 0 and 1; got 2.0"),
+    ("a number", lambda: out_of_distribution_check(X[:, 0], 2.0), r"`between` must .*; got .*\(\)"),
+    ("a number", lambda: kme.likelihoods.KernelMeans(learner=3), "`learner` must be Learner.*; got 3"),
+    (
+        "a mapping",
+        lambda: kme.PosteriorBootstrap(twenty, centering={}),
+        "`centering` must be a distribution, .*; got {}",
+    ),
+    ("a number", lambda: Family(3, 2), "`simulate` must be a function .*; got 3"),
 ]:
     add("argument", kind, call, raises)
 add("simulate", "m = 0", lambda: drawn(OK, 0), "`num_simulations` must be .* got 0")

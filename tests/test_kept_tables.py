@@ -51,10 +51,35 @@ def test_figures_beside_the_claims_of_papers_stand_in_the_tables_named():
             assert number in {f"{value:.{digits}f}" for value in kept}, (number, names)
 
 
-def test_strings_and_comments_are_no_change():
-    """Docstrings and f-strings are strings; under each version of Python the same is left."""
-    text = '"""Module."""\n\nx = f"{1 + 1:.2f} {y}" + 2  # more\n"""What x is,\nin two lines."""\n# a comment\n'
-    assert code.statements(text) == ["x", "=", "+", "2", ""]
+NUMBERS = """x = f"{1 + 1:.2f} {y}" + 2  # more
+
+
+def doubled(a):
+    return 2 * a
+"""
+THE_SAME = """'Module.'
+from numpyro_kme._core import checks, door
+
+x = 'other' + 2
+'''What x is,
+in two lines.'''
+
+
+@door
+def doubled(a):
+    'Twice `a`.'
+    checks.positive("a", a)
+    for name in ("a",):
+        checks.sound(name, a)
+    return 2 * a
+"""
+
+
+def test_what_no_number_depends_on_is_no_change():
+    """Comments, strings, imports and checks of arguments are not counted; numbers and warnings are."""
+    assert code.numbers_alone(NUMBERS) == code.numbers_alone(THE_SAME)
+    for change in (("2 * a", "3 * a"), ("checks.sound(name, a)", 'checks.warn("No.")')):
+        assert code.numbers_alone(THE_SAME.replace(*change)) != code.numbers_alone(NUMBERS)
 
 
 def test_results_are_small():

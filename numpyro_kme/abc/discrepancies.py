@@ -129,6 +129,7 @@ def out_of_distribution_check(to_observation: ArrayLike, between: ArrayLike) -> 
     """
     for name, value in {"to_observation": to_observation, "between": between}.items():
         checks.sound(name, value)
+    checks.table("between", between)
     distance, between = np.asarray(to_observation, np.float64), np.asarray(between, np.float64)
     k = len(between)
     checks.require(

@@ -64,6 +64,11 @@ class Calibration:
     refused: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
 
+    def __post_init__(self):
+        checks.draws("ranks", self.ranks)
+        checks.real("tarp", self.tarp)
+        checks.shaped("tarp", self.tarp, np.shape(next(iter(self.ranks.values())))[:1], "data set")
+
     def _card(self) -> Card:
         p_values = [(p, name, test) for name, tests in self.tests.items() for test, p in tests.items()]
         ends = dict.fromkeys(f"{end(self.coverage().values()):.2f}" for end in (min, max))
@@ -108,6 +113,7 @@ class Calibration:
     def visible(self, level: float = LEVEL) -> tuple[float, float]:
         """Errors that so many data sets show at a level in nine of ten cases at least: of a location, in posterior
         standard deviations, and of a standard deviation, as a factor."""
+        checks.fraction("level", level)
         size, alpha = len(self.tarp), level / sum(map(len, self.tests.values()))
         location = MARGIN + (scipy.stats.norm.isf(alpha / 2) + scipy.stats.norm.isf(0.1)) / np.sqrt(size)
         squares, levels = scipy.stats.chi2(size - 1), [alpha / 2, 0.1]
@@ -123,6 +129,7 @@ class Calibration:
     def findings(self, level: float = LEVEL) -> list[str]:
         """Say what is off at a level, by how much, and what to do next: one entry for each kind of error, then data
         sets that were refused, if these are more than a tenth."""
+        checks.fraction("level", level)
         number = sum(map(len, self.tests.values()))
         found: dict[str, list[str]] = {kind: [] for kind in NEXT}
         for name, value in {**self.columns, "TARP": self.tarp}.items():

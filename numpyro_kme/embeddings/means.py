@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import Array, checks, full_precision, in_jax_types, numpy_function, solves
+from numpyro_kme._core import Array, checks, door, full_precision, in_jax_types, numpy_function, solves
 from numpyro_kme.kernels import gram, low_rank
 from numpyro_kme.kernels.base import Kernel, PointSet, namespace, num_points, register, take
 from numpyro_kme.kernels.low_rank import LowRank
@@ -41,6 +41,7 @@ class MeanEmbedding:
         checks.shaped("weights", self.weights, (n,), "per point")
         checks.sound("weights", self.weights)
 
+    @door
     def __call__(self, t: PointSet) -> Any:
         """Values `mu(t_j) = sum_i w_i k(x_i, t_j)`, `(r,)`, at points `(r, dim)`, in blocks of rows.
 
@@ -49,6 +50,7 @@ class MeanEmbedding:
         checks.sound("t", t)
         return gram.matvec(self.kernel, t, self.points, self.weights)
 
+    @door
     @full_precision
     def inner(self, other: "MeanEmbedding") -> Any:
         """Inner product `<mu, nu> = sum_ij w_i v_j k(x_i, y_j)` with an embedding by the same kernel, or itself."""
@@ -58,6 +60,7 @@ class MeanEmbedding:
         )
         return other.weights @ self(other.points)
 
+    @door
     @full_precision
     def expectation(self, values: ArrayLike) -> Any:
         """Expectation `sum_i w_i f(x_i)`, of shape `event`, from values `f(x_i)`, `(n, *event)`.
@@ -68,6 +71,7 @@ class MeanEmbedding:
         _require_values("values", values, num_points(self.points))
         return namespace(self.weights, values).tensordot(self.weights, values, axes=1)
 
+    @door
     def mode(self, start: ArrayLike | None = None, *, max_steps: int = 200) -> np.ndarray:
         r"""The mode (pre-image): `x` with the nearest feature, `min_x |k(., x) - mu|`.
 
@@ -90,6 +94,7 @@ class MeanEmbedding:
         References: Mika et al. (1999); Fukumizu, Song & Gretton (2013), section 5.1.
         """
         checks.concrete(embedding=self, start=start)
+        checks.whole("max_steps", max_steps, 1)
         points, weights = np.asarray(self.points, np.float64), np.asarray(self.weights, np.float64)
         kernel = self.kernel
         checks.require(
@@ -230,6 +235,7 @@ def herd(kernel: Kernel, embedding_values: Array, candidates: PointSet, num_samp
 
 
 def _require_values(name, values, n):
+    checks.real(name, values)
     shape = jnp.shape(values)
     checks.require(shape[:1] == (n,), f"`{name}` must have {n} rows, one per point; got shape {shape}.")
     checks.sound(name, values)

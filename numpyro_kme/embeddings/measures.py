@@ -250,6 +250,7 @@ def Normal(mean: ArrayLike, covariance: ArrayLike, num_points: int = 2048) -> No
 
 def standard_normal(dim: int) -> NormalMixture:
     """`N(0, I)` on `R^dim`: the prior in normal coordinates."""
+    checks.whole("dim", dim, 1)
     return Normal(np.zeros(dim), np.eye(dim))
 
 

@@ -78,6 +78,9 @@ def kernel_bayes_candidates(
             multiple, as in the filter of the paper.
         delta_ratios: `delta` as multiples of `eps`.
     """
+    for name, kernel in {"kernel_x": kernel_x, "kernel_y": kernel_y}.items():
+        checks.instance(name, kernel, Kernel, "a kernel, such as Gaussian(1.0)")
+    checks.sound("regularisations", np.ma.asarray(regularisations))
     both = [(s, s) for s in scales_x] if scales_y is None else list(product(scales_x, scales_y))
     kernels = [(scaled_kernel(kernel_x, a), scaled_kernel(kernel_y, b)) for a, b in both]
     each = product(kernels, regularisations, delta_ratios)

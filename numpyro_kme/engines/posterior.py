@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from numpyro_kme._core import Recomputed, Saved, arviz, checks, numbers, saveable
+from numpyro_kme._core import Recomputed, Saved, arviz, checks, door, numbers, saveable
 from numpyro_kme._core.display import Card, aligned, extremes, paragraphs, shown
 from numpyro_kme.models.problem import Problem, SimulatorSite
 from numpyro_kme.samplers.importance import OF_MEAN, OF_SD, StandardErrors
@@ -104,14 +104,17 @@ class Posterior(Recomputed, Saved):
         """Simulations as they would be observed: with the shifts of their latents, where statistics may have some."""
         return simulations
 
+    @door
     def get_samples(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Posterior draws, `{site: (draws, *event)}`, or `(1, draws, *event)` if `group_by_chain`."""
         return by_chain(self.samples) if group_by_chain else dict(self.samples)
 
+    @door
     def get_extra_fields(self, group_by_chain: bool = False) -> dict[str, np.ndarray]:
         """Numbers that belong to each draw, in the shapes of `get_samples`."""
         return by_chain(self.fields) if group_by_chain else dict(self.fields)
 
+    @door
     def expectation(self, function: Callable[[Samples], Any]) -> np.ndarray:
         """Posterior expectation of a function of the sites: the mean over the draws.
 
@@ -186,6 +189,7 @@ class Posterior(Recomputed, Saved):
         found = self.errors.relative(table.astype(np.float64)).max(axis=1) * limits
         return (warnings, *(Limited(name, float(one), limit) for name, one, limit in zip(names, found, limits)))
 
+    @door
     def print_summary(
         self,
         prob: float = 0.9,

@@ -161,8 +161,15 @@ class PosteriorBootstrap(Engine[BootstrapPosterior]):
         checks.require(power, f"`num_nodes` must be a power of two, such as 2048; got {self.num_nodes}.")
         centering = self.centering
         known = not isinstance(centering, str) or centering == "prior predictive"
+        checks.instance(
+            "centering",
+            centering,
+            Callable | Distribution | str | None,
+            'a distribution, sampler or "prior predictive"',
+        )
         checks.require(known, f'`centering` must be a distribution, sampler or "prior predictive"; got {centering!r}.')
         checks.non_negative("prior_weight", self.prior_weight)
+        checks.optional(checks.positive_number, "timeout", self.timeout)
         checks.whole("prior_draws", self.prior_draws, 1)
         checks.require(
             self.prior_draws == 1 or self.prior_weight > 0.0,

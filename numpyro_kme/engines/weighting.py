@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
-from numpyro_kme._core import Recomputed, checks, frozen, numpy_function, saveable, shown
+from numpyro_kme._core import Recomputed, checks, door, frozen, numpy_function, saveable, shown
 from numpyro_kme.abc.discrepancies import out_of_distribution_check
 from numpyro_kme.abc.weighting import LEAST_EFFECTIVE_SIZE, RegressionAdjustment, effective_sample_size, with_unit_sum
 from numpyro_kme.embeddings.kernel_bayes import KernelBayesRule
@@ -72,6 +72,7 @@ class WeightedPosterior(Posterior):
         """
         return {**self.sites, "weight": self.weights}
 
+    @door
     def expectation(self, function: Callable[[Mapping[str, np.ndarray]], Any]) -> np.ndarray:
         """Posterior expectation by the weights, `sum_i w_i f(theta_i)`; more exact than an average of `get_samples`.
 

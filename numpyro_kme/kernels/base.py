@@ -332,7 +332,8 @@ class Scaled(_Composite):
     scale: ArrayLike
 
     def __post_init__(self):
-        check_fields(self, checks.positive, "scale")
+        checks.instance("kernel", self.kernel, Kernel, "a kernel, such as Gaussian(1.0)")
+        check_fields(self, checks.positive_number, "scale")
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:  # type: ignore[override]

@@ -24,6 +24,8 @@ def pad(rows: Any, longest: int) -> Any:
     Raises:
         ValueError: If there are more rows than `longest`, or no axis of rows.
     """
+    checks.whole("longest", longest, 0)
+    checks.require(not np.ma.is_masked(rows), "`rows` has masked entries: leave these rows out.")
     xp = namespace(rows)
     rows = xp.asarray(rows)
     fits = rows.ndim >= 1 and rows.shape[0] <= longest
@@ -57,6 +59,7 @@ def cut(rows: ArrayLike, length: ArrayLike) -> jax.Array:
         ValueError: If there is no axis of rows.
     """
     checks.require(np.ndim(rows) >= 1, f"`rows` must have a first axis; got {checks.line(rows)}.")
+    checks.require(not np.ma.is_masked(rows), "`rows` has masked entries: leave these rows out.")
     rows = jnp.asarray(rows, jnp.result_type(rows, float))
     number = jnp.arange(rows.shape[0]).reshape(-1, *(1,) * (rows.ndim - 1))
     return jnp.where(number < length, rows, jnp.nan)
@@ -140,6 +143,7 @@ class EmpiricalMeasure(Batched):
     length_scale: ArrayLike
 
     def __post_init__(self):
+        checks.instance("inner", self.inner, Kernel, "a kernel on rows, such as Gaussian(1.0)")
         check_fields(self, checks.positive_number, "length_scale")
 
     def points(self, x):

@@ -50,6 +50,7 @@ class GaussianProcessPath(Batched):
     noise: ArrayLike
 
     def __post_init__(self):
+        checks.instance("coordinate_kernel", self.coordinate_kernel, Kernel, "a kernel on places")
         check_fields(self, checks.positive, "noise")
 
     def points(self, x):
@@ -153,6 +154,10 @@ class Signature(Stationary):
     def __post_init__(self):
         super().__post_init__()
         check_fields(self, checks.positive, "scales")
+        checks.require(
+            np.ndim(self.scales) <= 1,
+            f"`scales` must be one number, or one a column; got shape {np.shape(self.scales)}.",
+        )
         checks.whole("level", self.level, 1)
 
     def points(self, x):

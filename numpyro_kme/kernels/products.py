@@ -106,6 +106,7 @@ def nearest_rotation(matrix: ArrayLike) -> np.ndarray:
 
 
 def _flat(name, rotations):
+    checks.real(name, rotations)
     shape = jnp.shape(rotations)
     fits = len(shape) == 3 and shape[1] == shape[2]
     checks.require(fits, f"`{name}` must hold rotation matrices with shape (count, size, size); got {shape}.")

@@ -123,6 +123,8 @@ class FittedLikelihood(Saved, Recomputed):
             `(k, *groups)`. A further draw from where the simulations were drawn lies beyond the region with probability
             of about `1 / (m + 1)`.
         """
+        for name, value in {"y": y, "z": z}.items():
+            checks.real(name, value)
         y, (size, *groups, _) = np.asarray(y), z.shape
         lead = y.shape[: y.ndim - len(self.event_shape)]
         shared = tuple(range(1, 1 + max(0, len(lead) - len(groups))))
@@ -316,6 +318,11 @@ class KernelMeansLikelihood(RealValued):
         are finite (`Simulator.within`).
         """
         require_array(value, self.fitted)
+        checks.require(
+            not checks.is_concrete(mask) or np.asarray(mask).dtype == bool,
+            f"`mask` must be True or False, or an array of these; got {checks.line(mask)}.",
+            TypeError,
+        )
         if not checks.is_concrete((value, self.fitted)):
             return self
         self.fitted.warn_unless_near(value)

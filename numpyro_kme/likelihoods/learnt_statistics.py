@@ -221,6 +221,7 @@ class SelectedStatistics(Statistics):
         checks.require(0.0 < self.level < 1.0, f"`level` must lie between 0 and 1; got {self.level}.")
 
     def _fit(self, z, x, names):
+        checks.require(np.size(x) > 0, f"`x` must hold at least one number; got shape {np.shape(x)}.")
         x = x.reshape(len(x), -1)
         waves = [orthonormal(cosines_of_ranks(column)) for column in x.T]
         of_parameters = [cosines_of_ranks(column) for column in z.T]

@@ -8,7 +8,7 @@ import numpy as np
 import scipy
 from jax.typing import ArrayLike
 
-from numpyro_kme._core import checks, frozen
+from numpyro_kme._core import checks, door, frozen
 from numpyro_kme.embeddings.measures import Measure, Normal, NormalMixture
 from numpyro_kme.kernels.base import Kernel
 from numpyro_kme.kernels.gram import matvec
@@ -84,13 +84,16 @@ class KernelMeansPosterior:
 
     def signed_log_likelihood(self, z: ArrayLike) -> SignedLog:
         """Sign and log absolute value of `q(y | z)`, on the scale of the likelihood, at `(n, D)`."""
+        checks.table("z", z, columns=self.measure.dim)
         return signed_logs(self.likelihood, np.asarray(z, np.float64))
 
+    @door
     def embedding(self, kernel: Kernel, t: ArrayLike) -> np.ndarray:
         """Posterior embedding `mu(t) = int k(z, t) q(dz | y)` at points `(n, D)`, `(n,)`.
 
         Exact for Gaussian kernels of any length scale where moments are in closed form. Cost: `m n` kernel evaluations.
         """
+        checks.table("t", t, columns=self.measure.dim)
         terms, t = self.likelihood.expansion(), np.asarray(t, np.float64)
         if terms is None:
             particles = self._particles

@@ -46,6 +46,11 @@ class Family:
     log_density: Callable | None = field(default=None, metadata=dict(static=True))
     covariates: Any = None
 
+    def __post_init__(self):
+        checks.instance("simulate", self.simulate, Callable, "a function (u, noise) -> one data point")
+        checks.whole("dim", self.dim, 0)
+        checks.instance("log_density", self.log_density, Callable | None, "a function or None")
+
     def points(self, u: Any, nodes: Nodes) -> Any:
         """Simulate `(M, ...)` points at the nodes; with covariates, pairs of a covariate and a response."""
         if self.covariates is None:

@@ -100,6 +100,10 @@ class MMD(Loss):
     @full_precision
     def value(self, x, w, y, v):
         """Squared MMD of two weighted samples, `n^2 + n M + M^2` kernel values."""
+        for name, one in {"x": x, "w": w, "y": y, "v": v}.items():
+            checks.real(name, one)
+        for name, weights, points in (("w", w, x), ("v", v, y)):
+            checks.shaped(name, weights, (num_points(points),), "point")
         return self.offset(x, w) + self._excess(x, w, y, v)
 
     @full_precision
@@ -135,6 +139,7 @@ class MMD(Loss):
 
     def for_data(self, data):
         """Choose length scales by the data."""
+        checks.real("data", data)
         pairs = isinstance(data, tuple)
         rule = self._rule(pairs)
         responses = data[1] if pairs else data

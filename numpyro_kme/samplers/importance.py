@@ -67,6 +67,7 @@ def adaptive_importance_sampling(
 
     Cost: `n` evaluations of `q` a round, two to fifteen rounds.
     """
+    checks.whole("n", n, 1)
     if isinstance(measure, Points):
         sign, log_size = signed_logs(likelihood, np.asarray(measure.points))
         return _normalised(measure.points, sign, log_size + np.log(measure.probabilities))

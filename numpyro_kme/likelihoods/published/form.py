@@ -59,6 +59,7 @@ class KernelMeans(Form):
     length_scale: LengthScaleRule | None = None
 
     def __post_init__(self):
+        checks.instance("learner", self.learner, Learner, "Learner(...)")
         rule = self.length_scale
         checks.instance("length_scale", rule, LengthScaleRule | None, "a rule such as CrossValidation(key)")
         alone = rule is None or (self.data_kernel is None and self.hyperparameters is None)

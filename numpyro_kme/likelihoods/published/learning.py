@@ -110,7 +110,7 @@ class Tied:
     power: float = 1.0
 
     def __post_init__(self):
-        checks.positive("ratio", self.ratio)
+        checks.positive_number("ratio", self.ratio)
         checks.non_negative("power", self.power)
 
 
