@@ -184,7 +184,7 @@ def _check_known(msg, simulator: Simulator) -> None:
     """Require that nothing is missing of outputs that count."""
     value, mask = msg["value"], compat.mask(msg["fn"])
     if not simulator.ragged:
-        require_shape(msg["name"], simulator, msg)
+        require_shape(msg["name"], simulator, msg, enumerated=True)
     if simulator.ragged or not checks.is_concrete((value, mask)):
         return
     value = np.asarray(value, float)

@@ -175,7 +175,7 @@ def _check_site(msg, simulator: Simulator, covariates) -> None:
     whole = checks.is_concrete(weights) and all(np.all(np.asarray(weight) == 1) for weight in weights)
     checks.require(whole, f"Site {name!r} is masked or scaled, as no loss is. Leave data out, or change `weight`.")
     if not simulator.ragged:
-        require_shape(name, simulator, msg)
+        require_shape(name, simulator, msg, enumerated=True)
     check_data_points(name, msg["value"], simulator, covariates, f"covariates={{{name!r}: array}}")
     checks.require(
         checks.is_concrete(msg["value"]),

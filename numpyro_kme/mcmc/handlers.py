@@ -96,7 +96,7 @@ class surrogate(Messenger):
         mask = compat.mask(msg["fn"])
         msg["value"] = simulator.vector(msg["value"])
         require_whole_calls(name, simulator, msg)
-        require_shape(name, simulator, msg)
+        require_shape(name, simulator, msg, enumerated=True)
         known = checks.is_concrete(msg["value"])
         checks.require(
             known or name not in self._lacking or simulator.ragged,

@@ -204,10 +204,12 @@ def observed_simulator(msg: Mapping[str, Any]) -> Simulator | None:
     return simulator if isinstance(simulator, Simulator) else None
 
 
-def require_shape(name: str, simulator: Simulator, site: Mapping[str, Any]) -> None:
-    """Raise where the value of a site of a trace has not the shape of what its simulator gives."""
+def require_shape(name: str, simulator: Simulator, site: Mapping[str, Any], enumerated: bool = False) -> None:
+    """Raise where the value of a site of a trace has not the shape of what its simulator gives; values of latents that
+    are enumerated may stand along dimensions in front of the plates."""
     expected, shape = simulator.shape(), np.shape(site["value"])
-    if shape == expected:
+    plates = max((-frame.dim for frame in site["cond_indep_stack"]), default=0) + simulator.event_dim
+    if shape == expected or (enumerated and shape == expected[max(len(expected) - plates, 0) :]):
         return
     if prod(shape) == prod(expected):
         advice = f"Observe it as .reshape({expected})."
