@@ -28,6 +28,9 @@ UNLIKE = 0.01
 REACH = float(ndtri(0.95))
 """Standard errors on either side of the odds that are told: intervals of a probability of 0.9."""
 
+UNCLEAR = 3.0
+"""Odds below which data hardly tell models apart, "not worth more than a bare mention" (Kass and Raftery, 1995)."""
+
 
 @frozen
 class Comparison:
@@ -95,7 +98,9 @@ class Comparison:
             left += ". But no model makes such data (misspecification_test)"
         if decided:
             return f"{first} is favoured over {second}, {_odds(log_ratio)}; {left}"
-        return f"undecided: {_odds(log_ratio)} for {first} over {second}, and {left}. Simulate more"
+        alike = log_ratio + REACH * error < np.log(UNCLEAR)
+        advice = "The data hardly tell these models apart" if alike else "Simulate more"
+        return f"undecided: {_odds(log_ratio)} for {first} over {second}, and {left}. {advice}"
 
     def leave_one_out(self) -> Any:
         """`arviz.compare` of the models, by the leave-one-out predictive densities of calls along plates.

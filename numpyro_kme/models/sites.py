@@ -118,6 +118,12 @@ class SimulatorSite:
                 f"to that of the observation, {value.shape}.",
             )
             inside = lost & np.broadcast_to(np.isfinite(low) | np.isfinite(high), value.shape)
+            at_an_end = int(np.sum(((value == low) | (value == high)) & (simulator.dtype.kind == "f")))
+            if observed and at_an_end:
+                checks.warn(
+                    f"The observation at {name!r} has {at_an_end} values that are exactly an end of `within`. They are "
+                    "taken as measured. If they only say that the value lies beyond the end, pass NaN for them."
+                )
         mask = unmasked if simulator.ragged else unmasked & ~(lost & ~inside).all(axis=event)
         dims = dimensions(name, site)
         scale, numbers = np.asarray(compat.scale(site)), (int(lost.sum()), int(inside.sum()))

@@ -1,5 +1,7 @@
 """Comparison of models: evidence beside closed forms, what is refused, and the check on simulated data."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,6 +67,9 @@ def test_the_verdict_says_odds(engines):
     assert repr(found).startswith("Comparison of 2 models") and "check_comparison" in repr(found)
     same = compare({"one": engines["wide"], "other": engines["wide"]})
     assert same.verdict.startswith("undecided: 1 to 1")
+    unsure = replace(same, standard_errors={"one": 1.0, "other": 1.0})
+    sure = replace(same, standard_errors={"one": 0.1, "other": 0.1})
+    assert unsure.verdict.endswith("Simulate more") and sure.verdict.endswith("hardly tell these models apart")
 
 
 @pytest.mark.filterwarnings("ignore")

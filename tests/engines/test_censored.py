@@ -96,6 +96,15 @@ def test_calibration_censors_data_sets_by_their_own_limits(monkeypatch):
     assert 0.2 < np.isnan(x).mean() < 0.8 and (x[~np.isnan(x)] > 0.0).all()
 
 
+def test_a_limit_in_place_of_what_lies_beyond_is_told():
+    """Survival data often have the end of the study where the time is longer; values beside an end are measured."""
+
+    x = np.array([0.3, 0.1, 0.4, 1.0, 0.5, 1.0], np.float32)
+    with pytest.warns(UserWarning, match="2 values that are exactly an end of `within`.*pass NaN"):
+        kme.Problem.read(bounded, x=x, high=1.0)
+    kme.Problem.read(bounded, x=np.where(x == 1.0, np.nan, x), high=1.0)
+
+
 def test_what_is_refused():
     theta = np.zeros(())
     for low, high in ((1.0, 0.0), (np.nan, 1.0), (np.inf, np.inf), (0.0, 0.0)):
