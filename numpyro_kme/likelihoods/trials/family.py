@@ -46,9 +46,9 @@ NODES = COUNTS
 OFTEN = 0.02
 """Share of the simulations from which a value of a count has an indicator, as the zero of zero-inflated ones needs."""
 
-WIDTHS, AMPLITUDES, LENGTHS = (1.2, 0.6), (3.0, 1.0, 10.0), (2.0, 1.0, 0.5)
+WIDTHS, AMPLITUDES, LENGTHS = (1.2, 0.6), (1.0, 3.0, 10.0), (1.0, 2.0, 0.5)
 """Length scales of values, amplitudes of the radial basis functions of coordinates, and their length scales times
-`sqrt(D)`: the best of each, held out, is taken, one after another, from the first of each."""
+`sqrt(D)`: that of each with the most evidence is taken, one after another, from the first of each."""
 
 SAME = 0.01
 """Steps, or numbers of categories, that a value may be off by for rounding."""
@@ -187,7 +187,7 @@ class ExponentialFamily:
         values: `phi`, and the nodes.
         table: `phi(v_k)`, `(K, b)`.
         log_weights: `log (w_k h(v_k))`, `(K,)`.
-        score: Mean held-out log density in the search, nats.
+        log_evidence: Of the hyperparameters in the search, nats.
         chosen: Which candidate it is of, and the width, amplitude and length, `(4,)`.
     """
 
@@ -195,7 +195,7 @@ class ExponentialFamily:
     values: Values
     table: Array
     log_weights: Array
-    score: Array
+    log_evidence: Array
     chosen: Array
 
     @property
@@ -285,7 +285,6 @@ def fit_family(
     z, number = z[repeats.first], np.bincount(repeats.kind).astype(float)
     most = int(np.clip(SEARCHED // len(candidates[0].make(WIDTHS[0]).nodes), 2000, 20_000))
     some = np.random.default_rng(0).permutation(len(z))[:most]
-    held, kept = np.split(some, [len(some) // 5])
     points = Inputs.pivoted(z, MOST, some[:2000]).inducing_points
 
     @cache
@@ -297,32 +296,29 @@ def fit_family(
 
     @cache
     def attempt(kind, width, amplitude, length):
-        """Features of the coordinates, weights of a part of the simulations, and their mean log density of others."""
+        """Features of the coordinates, weights of a part of the simulations, and the log evidence there."""
         values, sums, log_h = of_width(kind, width)
-        basis, (table, log_weights) = CoordinateFeatures(points, amplitude, length), values.at_nodes()
-        weights = maximise(basis(z[kept]), number[kept], sums[kept], table, log_weights, None, LOOSE)
-        theta = basis(z[held]) @ weights
-        log_sums = added(theta @ table.T + log_weights, np)
-        total = np.sum(sums[held] * theta) + np.sum(log_h[held]) - number[held] @ log_sums
-        return basis, weights, float(total / max(number[held].sum(), 1.0))
+        basis = CoordinateFeatures(points, amplitude, length)
+        weights, evidence = maximise(basis(z[some]), number[some], sums[some], *values.at_nodes(), enough=LOOSE)
+        return basis, weights, float(evidence + np.sum(log_h[some]))
 
-    score_of = lambda *some: attempt(*some)[-1]  # noqa: E731
-    best = before.hyperparameters if before else searched(score_of, len(candidates), candidates[0].widths)
+    log_evidence = lambda *some: attempt(*some)[-1]  # noqa: E731
+    best = before.hyperparameters if before else searched(log_evidence, len(candidates), candidates[0].widths)
     values, sums, _ = of_width(*best[:2])
-    basis, start, score = attempt(*best)
+    basis, start, evidence = attempt(*best)
     table, log_weights = values.at_nodes()
-    weights = maximise(basis(z), number, sums, table, log_weights, start)
-    return ExponentialFamily(basis.functions(weights), values, table, log_weights, np.array(score), np.array(best))
+    weights, _ = maximise(basis(z), number, sums, table, log_weights, start)
+    return ExponentialFamily(basis.functions(weights), values, table, log_weights, np.array(evidence), np.array(best))
 
 
-def searched(score: Callable[..., float], kinds: int, widths: Sequence[float]) -> tuple[Any, ...]:
-    """Find the width, amplitude and length of each candidate that have the best score, one after another, and which
+def searched(log_evidence: Callable[..., float], kinds: int, widths: Sequence[float]) -> tuple[Any, ...]:
+    """Find the width, amplitude and length of each candidate that have the most evidence, one after another, and which
     candidate is best with its own."""
     found: list[tuple[Any, ...]] = [(kind, widths[0], AMPLITUDES[0], LENGTHS[0]) for kind in range(kinds)]
     for place, grid in enumerate((widths, AMPLITUDES, LENGTHS), 1):
         tried = [[(*best[:place], value, *best[place + 1 :]) for value in grid] for best in found]
-        found = [max(some, key=lambda one: score(*one)) for some in tried]
-    return max(found, key=lambda one: score(*one))
+        found = [max(some, key=lambda one: log_evidence(*one)) for some in tried]
+    return max(found, key=lambda one: log_evidence(*one))
 
 
 def maximise(
@@ -333,11 +329,13 @@ def maximise(
     log_weights: np.ndarray,
     start: np.ndarray | None = None,
     enough: float = PRECISE,
-) -> np.ndarray:
-    """Maximise the penalised log likelihood over the weights, `(f, b)`, by L-BFGS.
+) -> tuple[np.ndarray, float]:
+    r"""Maximise the penalised log likelihood over the weights, `(f, b)`, by L-BFGS.
 
-    Variables are scaled by the curvature where the search begins, `I + (F' N F) x E[Cov(phi)]` with the mean over some
-    of the coordinates, in its eigenvectors: a quarter of the steps that Boehning's bound takes.
+    The curvature is about `C = I + (F' N F) x E[Cov(phi)]`, with the mean over some of the coordinates. Variables are
+    scaled by that where the search begins, in its eigenvectors: a quarter of the steps that Boehning's bound takes. At
+    the maximum it gives Laplace's approximation to the evidence of the hyperparameters,
+    $\max_W \{\log p(v \mid W) - \|W\|^2 / 2\} - \tfrac12 \log \det C$.
 
     Args:
         basis: `F` at the different coordinates, `(d, f)`.
@@ -346,14 +344,21 @@ def maximise(
         table, log_weights: Of the nodes.
         start: Where the search begins; 0 where left out.
         enough: See `LOOSE`.
+    Returns:
+        The weights, and the log evidence, without `sum log h(v)`.
     """
     start = np.zeros((basis.shape[1], table.shape[1])) if start is None else start
     some = slice(None, None, 1 + len(basis) // 2000)
-    shares = scipy.special.softmax(basis[some] @ start @ table.T + log_weights, axis=1)
-    weights, means = number[some, None] / number[some].sum(), shares @ table
-    covariance = table.T @ (np.sum(weights * shares, axis=0)[:, None] * table) - means.T @ (weights * means)
+    weights_of_some = number[some, None] / number[some].sum()
+
+    def spread(weights):
+        """The mean covariance of the features of values."""
+        shares = scipy.special.softmax(basis[some] @ weights @ table.T + log_weights, axis=1)
+        means, mean_shares = shares @ table, np.sum(weights_of_some * shares, axis=0)
+        return table.T @ (mean_shares[:, None] * table) - means.T @ (weights_of_some * means)
+
     sizes, left = np.linalg.eigh((basis.T * number) @ basis)
-    curvatures, right = np.linalg.eigh(covariance)
+    curvatures, right = np.linalg.eigh(spread(start))
     scale = 1.0 / np.sqrt(1.0 + np.maximum(np.outer(sizes, curvatures), 0.0))
     begin = left.T @ start @ right / scale
     linear = left.T @ (basis.T @ (sums @ right))
@@ -374,4 +379,6 @@ def maximise(
 
     options = {"maxiter": 1000, "maxcor": 20, "ftol": enough, "gtol": 1e-3}
     found = scipy.optimize.minimize(loss, begin.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return left @ (found.x.reshape(scale.shape) * scale) @ right.T
+    weights = left @ (found.x.reshape(scale.shape) * scale) @ right.T
+    volume = np.sum(np.log1p(np.maximum(np.outer(sizes, np.linalg.eigvalsh(spread(weights))), 0.0)))
+    return weights, -float(found.fun) - 0.5 * volume

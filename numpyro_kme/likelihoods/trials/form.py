@@ -277,7 +277,7 @@ class TrialsSurrogate(Surrogate):
             "trials": f"{len(self.trials):,}" + f", of {categories} categories" * (categories > 1),
             "counts": label(counts),
             "numbers": label(numbers),
-            "held-out log density, nats": ", ".join(f"{float(family.score):.3f}" for family in families),
+            "log evidence, nats": ", ".join(f"{float(family.log_evidence):.1f}" for family in families),
         }
         return {name: value for name, value in told.items() if value != "none"}
 
