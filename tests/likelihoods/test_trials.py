@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.integrate
+import scipy.special
 import scipy.stats
 from scipy.special import expit
 
@@ -165,6 +166,21 @@ def test_the_maximum_has_no_gradient():
         weights, _ = maximise(basis, counts.sum(axis=1), counts @ table, table, log_weights)
         found, start = (gradient(w, basis, table, log_weights, counts) for w in (weights, 0.0 * weights))
         assert np.max(np.abs(found)) < 1e-3 * np.max(np.abs(start))
+
+
+def test_the_evidence_is_the_integral_over_weights():
+    """Of the likelihood times a standard normal, on a grid; where coordinates do not matter the curvature is exact."""
+    table, log_weights = np.random.default_rng(0).normal(size=(5, 2)), np.random.default_rng(1).normal(size=5)
+    line = np.linspace(-5.0, 5.0, 801)
+    w = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
+    for amplitude in (0.5, 2.0):
+        counts = np.random.default_rng(2).multinomial(4, [0.1, 0.3, 0.2, 0.3, 0.1], 50).astype(float)
+        scaled = jax.nn.log_softmax(amplitude * w @ table.T + log_weights, axis=1)
+        prior = scipy.stats.norm.logpdf(w).sum(axis=1) + 2.0 * np.log(line[1] - line[0])
+        exact = scipy.special.logsumexp(np.asarray(scaled) @ counts.sum(axis=0) + prior)
+        basis = np.full((50, 1), amplitude)
+        found = maximise(basis, counts.sum(axis=1), counts @ table, table, log_weights)[1]
+        np.testing.assert_allclose(found, exact, atol=0.05)
 
 
 @pytest.mark.x64

@@ -9,6 +9,9 @@ Both are roots of kernels: the log density is a function in the space of their p
 normal. Simulations enter by their mean embedding $\sum_j \phi(v_j) F(z_j)^\top$ alone, and the penalised log likelihood
 is concave.
 
+Hyperparameters have the most evidence, the integral of likelihood times prior over `W`, by Laplace's approximation with
+a Kronecker product in place of the curvature: all simulations speak, where a held-out part has noise of its own.
+
 The sum `A` runs over the values of a category, over the whole numbers of a count, and for a number it is a quadrature:
 nothing is jittered, and what is evaluated does not grow with the number of simulations.
 

@@ -5,7 +5,7 @@ $$ q(y \mid z) = p(c \mid z) \prod_i p(v_i \mid c, z, v_{<i}), $$
 with the category `c`, the values of all entries that have few, then counts, and then numbers, one entry after another,
 each of them a conditional exponential family (`ExponentialFamily`). An entry may have both: a value that repeats, such
 as that of an omission, is a category, and other values are numbers. Numbers are taken as they are, which keeps ends
-that do not move, or as standardised residuals, which follow what does: whichever says more of held-out trials.
+that do not move, or as standardised residuals, which follow what does: whichever has more evidence.
 """
 
 from collections.abc import Mapping, Sequence
