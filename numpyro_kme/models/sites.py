@@ -118,7 +118,9 @@ class SimulatorSite:
                 f"to that of the observation, {value.shape}.",
             )
             inside = lost & np.broadcast_to(np.isfinite(low) | np.isfinite(high), value.shape)
-            at_an_end = int(np.sum(((value == low) | (value == high)) & (simulator.dtype.kind == "f")))
+            rounded, *ends = (np.asarray(one, np.float32) for one in (value, low, high))
+            same = np.any([rounded == end for end in ends], axis=0) & np.expand_dims(unmasked, event)
+            at_an_end = int(same.sum()) if simulator.dtype.kind == "f" else 0
             if observed and at_an_end:
                 checks.warn(
                     f"The observation at {name!r} has {at_an_end} values that are exactly an end of `within`. They are "
