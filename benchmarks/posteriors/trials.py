@@ -5,8 +5,9 @@
 Each key has a data set of its own, drawn from the prior. Errors of means are in exact posterior standard deviations;
 "drift diffusion" uses 100,000 trials in all, and "negative binomial or zero-inflated" compares the evidence of two
 models with 1,000 data sets of each. "Eight people" have a likelihood of 100,000 trials, a quarter of prior draws and
-the others of where a chain of NUTS went before, three times. The last table is of a learnt drift diffusion. Takes an
-hour.
+the others of where a chain of NUTS went before, three times. Psychometric curves are learnt from prior draws of three
+parameters and of a contrast; posteriors under them are weights of exact draws. The last tables are of a learnt drift
+diffusion. Takes an hour.
 """
 
 import time
@@ -20,9 +21,11 @@ import numpyro
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from numpyro.infer import MCMC, NUTS
+from scipy.special import softmax
 
 import numpyro_kme as kme
 from benchmarks.helpers import report
+from numpyro_kme.samplers.importance import StandardErrors
 from numpyro_kme.simulators import drift_diffusion
 
 
@@ -106,6 +109,10 @@ COUNTS = {
     "zero-inflated": lambda m, r: dist.ZeroInflatedPoisson(jax.nn.sigmoid(r), rate=jnp.exp(m)),
 }
 COUNTED = {name: Case({"m": dist.Normal(1.0, 0.5), "r": NORMAL}, law, 120, 1000) for name, law in COUNTS.items()}
+
+
+OBSERVER = {"threshold": NORMAL, "log_slope": dist.Normal(1.0, 0.5), "lapse": dist.Beta(2.0, 20.0)}
+CONTRASTS = np.linspace(-2.0, 2.0, 7)[:, None]
 
 
 def learnt(case, exact=False):
@@ -236,6 +243,43 @@ def hierarchical(of, key):
 SHARED = ("drift", "spread", "log_boundary", "start")
 
 
+def curve(threshold, log_slope, lapse, contrast):
+    """The probability that the right one of two alternatives is chosen."""
+    return 0.5 + 0.5 * (1.0 - lapse) * jax.nn.sigmoid(jnp.exp(log_slope) * (contrast - threshold))
+
+
+def draws(priors, key, number):
+    """Draws of several priors, one after another, `(p, number)`."""
+    keys = jax.random.split(key, len(priors))
+    return np.stack([np.asarray(prior.sample(k, (number,))) for prior, k in zip(priors, keys)])
+
+
+def steep(answers, key):
+    """Errors of means, and stated ones, of four observers with 48 answers to each contrast, by one table of answers."""
+    table_key, answer_key, *keys = jax.random.split(jax.random.key(key), 6)
+    table = draws([*OBSERVER.values(), dist.Uniform(-2.2, 2.2)], table_key, answers)
+    x = np.asarray(jax.random.bernoulli(answer_key, curve(*table)), float)
+    known, _, seconds = report.timed(kme.fit_likelihood, table.T, x)
+    found = []
+    for seed, own in enumerate(keys):
+        params, rng = draws(OBSERVER.values(), own, 200_000), np.random.default_rng([key, seed])
+        right = rng.binomial(48, np.asarray(curve(*params[:, 0], CONTRASTS)))
+        total = lambda yes, no: np.sum(right * yes + (48 - right) * no, axis=0, dtype=float)  # noqa: B023, E731
+        p = np.asarray(curve(*params, CONTRASTS), float)
+        exact = total(np.log(p), np.log1p(-p))
+        exact = np.exp(exact - logsumexp(exact))
+        params = params[:, rng.choice(len(exact), 2000, p=exact / exact.sum())]
+        p = np.asarray(curve(*params, CONTRASTS), float)
+        calls = [one(*np.broadcast_arrays(*params, CONTRASTS)) for one in (known, *known.others)]
+        logs = np.array([total(*(np.asarray(one.log_prob(y), float) for y in (1.0, 0.0))) for one in calls])
+        weights = softmax(logs[0] - total(np.log(p), np.log1p(-p)))
+        some = rng.choice(2000, 2000, p=weights)
+        errors = StandardErrors.of((logs[1:] - logs[0])[:, some], known.shares, 2000.0, params[:, some].T)
+        mean, sd = params.mean(axis=1), params.std(axis=1)
+        found.append([(params @ weights - mean) / sd, errors.of_moments(params[:, some].T)[0] / sd])
+    return {"mean": [one for one, _ in found], "stated": [one for _, one in found], "seconds": seconds}
+
+
 def gradient(simulations, trials):
     """Milliseconds of a log density of so many trials and its gradient, and microseconds of a step of NUTS that has
     run before; learnt from data sets of 150, or exact (0)."""
@@ -294,6 +338,18 @@ def main(rows, cases=(), keys=4):
         lines = [[i, *row["shared"], float(np.max(np.abs(row["own"]))), row["seconds"]] for i, row in enumerate(found)]
         header = ["data set", *SHARED, "largest of a person's", "CPU seconds"]
         sections.append(("Eight people of 150 trials of the same, errors of means, sd", report.table(header, lines)))
+        lines = []
+        for answers in (6000, 20_000):
+            own = rows.fill(steep, answers=[answers], key=range(keys))
+            error, stated = (np.reshape([row[part] for row in own], (-1, 3)) for part in ("mean", "stated"))
+            rms = [float(np.sqrt(np.mean(np.square(column)))) for column in error.T]
+            inside, ratio = np.mean(np.abs(error) < 2.0 * stated), np.median(stated / np.abs(error))
+            seconds = float(np.median([row["seconds"] for row in own]))
+            lines.append([answers, *rms, float(np.abs(error).max()), f"{inside:.0%}", float(ratio), seconds])
+        header = ["answers", *(f"rms error of {name}, sd" for name in OBSERVER), "largest"]
+        header += ["within twice the stated", "median of stated over true", "CPU seconds"]
+        title = f"Psychometric curves of four observers of 336 answers, by each of {keys} tables from wide priors"
+        sections.append((title, report.table(header, lines)))
         sizes, trials = (10, 67, 667, 0), (15, 150, 1500)
         rows.fill(gradient, simulations=sizes, trials=trials)
         header = ["simulated trials", *(f"{n} observed" for n in trials)]
