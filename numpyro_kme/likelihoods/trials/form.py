@@ -117,8 +117,8 @@ class KernelExponentialFamily(Form):
         return self._fit(np.asarray(z, np.float64), np.asarray(x, np.float64))
 
     def again(self, learnt: "TrialsSurrogate", z, x, rows, *, measure=None, y=None) -> "TrialsSurrogate":
-        """Implement `Form.again`: with the categories, the map and the hyperparameters of all simulations, and what is
-        too rare as they have it."""
+        """Implement `Form.again`: with the categories and the map of all simulations, their hyperparameters but for
+        `ROUGHER`, and what is too rare as they have it."""
         return self._fit(np.asarray(z[rows], np.float64), np.asarray(x[rows], np.float64), learnt)
 
     @host.one_blas_thread
