@@ -57,6 +57,7 @@ def squared_mmd(
         that, with no `(n, m)` matrix held.
     References: Gretton et al. (2012), JMLR 13, lemma 6.
     """
+    x, y = jax.tree.map(in_jax_types, (x, y))
     checks.sound("x", x)
     checks.sound("y", y)
     v, w = _weights("x", x, x_weights, unbiased), _weights("y", y, y_weights, unbiased)

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas
 import pytest
 
 from numpyro_kme import kernels as K
@@ -139,6 +140,12 @@ def test_no_full_gram_matrix_is_held():
 
     memory = jax.jit(jax.value_and_grad(value, argnums=(0, 1))).lower(1.0, x, x).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 0.1 * n * n * 4
+
+
+def test_a_data_frame_is_its_numbers(rng):
+    x, y = rng.normal(size=(2, 9, 3))
+    found = squared_mmd(K.Gaussian(1.0), pandas.DataFrame(x), pandas.DataFrame(y))
+    np.testing.assert_array_equal(found, squared_mmd(K.Gaussian(1.0), x, y))
 
 
 def test_bad_input():
