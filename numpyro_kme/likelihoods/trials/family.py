@@ -328,6 +328,7 @@ def fit_family(
 
     @cache
     def points(metric):
+        """Inducing points in a metric, by its number."""
         return Inputs.pivoted(z @ metrics[metric], MOST, some[:2000]).inducing_points
 
     @cache
