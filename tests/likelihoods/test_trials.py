@@ -110,6 +110,13 @@ def test_counts_beyond_the_largest_become_less_probable():
     assert probability[2] < 0.5 * probability[1] < 0.25 * probability[0]
 
 
+def test_a_rare_count_has_about_its_probability():
+    """A Poisson count of 35 where the mean is 3.2, e^-55; without a count's own value as a feature it is e^-35."""
+    rare = np.array([[35.0]])
+    found = np.log(density(learnt("Poisson"), rare, POINTS[0]))
+    np.testing.assert_allclose(found, CASES["Poisson"][1](rare, POINTS[0]), atol=13.0)
+
+
 def integral(surrogate, z, *first):
     """Over the last entry of trials between -30 and 30, which no simulation is beyond, with these entries before it."""
     values = np.linspace(-30.0, 30.0, 20_001)

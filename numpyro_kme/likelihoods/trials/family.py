@@ -4,10 +4,11 @@ $$ p(v \mid z) = h(v) \exp \big( \phi(v)^\top \theta(z) - A(z) \big), \qquad
    A(z) = \log \sum_k w_k h(v_k) \exp \big( \phi(v_k)^\top \theta(z) \big), $$
 
 with natural parameters $\theta(z) = W F(z)$. Features `F` are an intercept, those of a straight function, and radial
-basis functions of the coordinates; $\phi$ are indicators of values that repeat, and radial basis functions of a number.
-Both are roots of kernels: the log density is a function in the space of their product, and the prior of `W` is standard
-normal. Simulations enter by their mean embedding $\sum_j \phi(v_j) F(z_j)^\top$ alone, and the penalised log likelihood
-is concave.
+basis functions of the coordinates; $\phi$ are indicators of values that repeat, radial basis functions of a number, and
+of a count its own value too, which Poisson, binomial and geometric distributions are made of. Both are roots of
+kernels: the log density is a function in the space of their product, and the prior of `W` is standard normal.
+Simulations enter by their mean embedding $\sum_j \phi(v_j) F(z_j)^\top$ alone, and the penalised log likelihood is
+concave.
 
 Distances between coordinates are in the metric of the Fisher information of one value,
 $\mathbb E_z[J^\top \operatorname{Cov}(\phi) J]$ with $J = \partial \theta / \partial z$ of a first fit: functions are
@@ -90,6 +91,7 @@ class Values:
         points: Centres of radial basis functions, scores, `(r,)`.
         length: Their length scale.
         root: Inverse root of their kernel matrix, `(r, r)`.
+        factor: Of the value itself as a feature, of counts, `(1,)`; `(0,)` for others.
         nodes: `v_k`, `(K,)`.
         log_weights: `log w_k`, `(K,)`.
     """
@@ -103,6 +105,7 @@ class Values:
     points: Array
     length: Array
     root: Array
+    factor: Array
     nodes: Array
     log_weights: Array
 
@@ -110,7 +113,7 @@ class Values:
     def of_categories(cls, number: int) -> "Values":
         """Take so many categories, by their numbers: an indicator of each."""
         every, zeros, level = np.arange(float(number)), np.zeros(number), np.zeros(2)
-        unused = np.array(-np.inf), np.zeros(0), np.array(1.0), np.zeros((0, 0))
+        unused = np.array(-np.inf), np.zeros(0), np.array(1.0), np.zeros((0, 0)), np.zeros(0)
         return cls(every, np.array(SAME), np.arange(2.0), level, level, *unused, every, zeros)
 
     @classmethod
@@ -127,7 +130,8 @@ class Values:
         scores = np.arcsinh((nodes - np.median(v)) / (robust_standard_deviation(v) or 1.0))
         log_base = -0.5 * (DEGREES + 1.0) * np.log1p(np.square(np.sinh(scores)) / DEGREES)
         often, nodes = start + step * values[repeats > OFTEN * len(v)], start + step * nodes
-        return cls._with_basis(often, SAME * step, nodes, scores, log_base, -np.inf, nodes, np.log(gaps), length)
+        tail, factor = -np.inf, np.ones(1)
+        return cls._with_basis(often, SAME * step, factor, nodes, scores, log_base, tail, nodes, np.log(gaps), length)
 
     @classmethod
     def of_numbers(cls, v: np.ndarray, length: float) -> "Values":
@@ -142,15 +146,15 @@ class Values:
         nodes = np.interp(np.linspace(scores[0], scores[-1], NODES), scores, knots)
         log_weights = np.log(np.gradient(nodes))
         none, log_tail = np.zeros(0), -np.log(len(v))
-        return cls._with_basis(none, SAME, knots, scores, log_base, log_tail, nodes, log_weights, length)
+        return cls._with_basis(none, SAME, none, knots, scores, log_base, log_tail, nodes, log_weights, length)
 
     @classmethod
-    def _with_basis(cls, atoms, same, knots, scores, log_base, log_tail, nodes, log_weights, length):
+    def _with_basis(cls, atoms, same, factor, knots, scores, log_base, log_tail, nodes, log_weights, length):
         number = int(np.clip(np.ptp(scores) / (0.7 * length), 4, NODES // 2))
         points = np.linspace(scores.min(), scores.max(), number)
         root = inverse_root(gaussian_gram(points[:, None], points[:, None], length**2) + RIDGE * np.eye(number)).T
         same, log_tail, length = np.array(same), np.array(log_tail), np.array(length)
-        return cls(atoms, same, knots, scores, log_base, log_tail, points, length, root, nodes, log_weights)
+        return cls(atoms, same, knots, scores, log_base, log_tail, points, length, root, factor, nodes, log_weights)
 
     def __call__(self, v: Any, xp: Any = jnp) -> Any:
         """`phi(v)` of values `(...)`, `(..., b)`."""
@@ -160,14 +164,17 @@ class Values:
     def product(self, v: Any, theta: Any, xp: Any = jnp) -> Any:
         """`phi(v)^T theta` of values `(...)` and parameters `(..., b)`."""
         same, near = self._near(v, xp)
-        of_same, of_near = theta[..., : len(self.atoms)], theta[..., len(self.atoms) :]
+        of_same, of_near = theta[..., : same.shape[-1]], theta[..., same.shape[-1] :]
         return xp.sum(same * of_same, axis=-1) + xp.sum(near * (of_near @ xp.asarray(self.root).T), axis=-1)
 
     def _near(self, v: Any, xp: Any) -> tuple[Any, Any]:
-        """Indicators of the atoms, `(..., a)`, and Gaussians of the scores around the points, `(..., r)`."""
-        points, length, atoms = map(xp.asarray, (self.points, self.length, self.atoms))
-        near = xp.exp(-0.5 * xp.square((self.score(v, xp)[..., None] - points) / length))
-        return (xp.abs(v[..., None] - atoms) < self.same).astype(near.dtype), near
+        """Indicators of the atoms, and a count itself, `(..., a + 1)`, and Gaussians of the scores around the points,
+        `(..., r)`."""
+        points, length, atoms, factor = map(xp.asarray, (self.points, self.length, self.atoms, self.factor))
+        score = self.score(v, xp)[..., None]
+        near = xp.exp(-0.5 * xp.square((score - points) / length))
+        same = (xp.abs(v[..., None] - atoms) < self.same).astype(near.dtype)
+        return xp.concatenate([same, factor * xp.sinh(score)], axis=-1), near
 
     def at_nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """`phi(v_k)`, `(K, b)`, and `log (w_k h(v_k))`, `(K,)`."""
@@ -392,16 +399,21 @@ def maximise(
     $\max_W \{\log p(v \mid W) - \|W\|^2 / 2\} - \tfrac12 \log \det C$.
 
     Args:
-        basis: `F` at the different coordinates, `(d, f)`.
+        basis: `F` at the different coordinates, the intercept first, `(d, f)`.
         number: How many values there are of each, `(d,)`.
         sums: Sums of their features, `(d, b)`.
         table, log_weights: Of the nodes.
-        start: Where the search begins; 0 where left out.
+        start: Where the search begins; where left out, with the distribution that all values have together, which
+            needs half of the steps that 0 does.
         enough: See `LOOSE`.
     Returns:
         The weights, and the log evidence, without `sum log h(v)`.
     """
-    start = np.zeros((basis.shape[1], table.shape[1])) if start is None else start
+    if start is None:
+        start = np.zeros((basis.shape[1], table.shape[1]))
+        if basis.shape[1] > 1:
+            of_all = basis[:1, :1], number.sum(keepdims=True), sums.sum(axis=0, keepdims=True)
+            start[0] = maximise(*of_all, table, log_weights, start[:1], enough)[0]
     some = slice(None, None, 1 + len(basis) // 2000)
     weights_of_some = number[some, None] / number[some].sum()
 
