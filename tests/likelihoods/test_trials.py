@@ -17,7 +17,7 @@ import numpyro_kme as kme
 from numpyro_kme.likelihoods import FittedLikelihood, KernelExponentialFamily
 from numpyro_kme.likelihoods.distribution import default_form
 from numpyro_kme.likelihoods.statistics import Entries
-from numpyro_kme.likelihoods.trials.family import CoordinateFeatures, maximise
+from numpyro_kme.likelihoods.trials.learning import CoordinateFeatures, maximise
 
 FORM = KernelExponentialFamily()
 POINTS = np.array([[-1.2, 0.5], [0.0, 0.0], [0.9, -0.8]])

@@ -24,7 +24,9 @@ from numpyro_kme.likelihoods.residual.form import ResidualKernelMeans
 from numpyro_kme.likelihoods.residual.support import Extremes
 from numpyro_kme.likelihoods.residual.surrogate import MIN_SIMULATIONS, Standardisation
 from numpyro_kme.likelihoods.statistics import MOST_CATEGORIES, Entries, StatisticsTransform, jitter_ties
-from numpyro_kme.likelihoods.trials.family import Candidate, ExponentialFamily, Values, added, fit_family
+from numpyro_kme.likelihoods.trials.family import ExponentialFamily, added
+from numpyro_kme.likelihoods.trials.learning import Candidate, fit_family
+from numpyro_kme.likelihoods.trials.values import Values
 
 MAP = ResidualKernelMeans(subset=2000, num_inducing_points=200)
 """How numbers are mapped to residuals: from all trials, and hyperparameters from 2,000."""
