@@ -407,6 +407,7 @@ add("fit_likelihood", "constant", lambda: learnt(x=TWO, y=TWO[0], form=published
 add("fit_likelihood", "duplicates", lambda: learnt(THETA[FOURS], X[FOURS], form=published()))
 add("fit_likelihood", "outliers", lambda: learnt(x=spoilt(X, 1e30), form=published()))
 add("fit_likelihood", "wrong shape", lambda: learnt(theta=THETA[:, 0]), r"`theta` must have shape \(points, dim\)")
+add("fit_likelihood", BAD, lambda: learnt(theta={"a": THETA[:, 0]}), "got a dict. Stack its arrays in the order")
 add("fit_likelihood", "wrong dtype", lambda: learnt(x=X.astype("U9")), "`x` must hold real numbers; got dtype <U9")
 add("fit_likelihood", "m = 0", lambda: learnt(THETA[:0], X[:0]), "`theta` must have at least 2 rows")
 add("fit_likelihood", "m = 1", lambda: learnt(THETA[:1], X[:1]), "`theta` must have at least 2 rows")

@@ -172,6 +172,12 @@ def fit_likelihood(
         ValueError: If the tables disagree in length, hold values that are not finite, or are too short.
     """
     checks.concrete(theta=theta, x=x, y=y)
+    checks.require(
+        not isinstance(theta, Mapping),
+        "`theta` must be an array (simulations, arguments); got a dict. Stack its arrays in the order that the "
+        "simulator takes them: np.stack([*theta.values()], axis=1).",
+        TypeError,
+    )
     theta, x = np.asarray(in_jax_types(theta)), np.asarray(in_jax_types(x))
     checks.table("theta", theta, min_rows=2)
     fits = x.shape[:1] == theta.shape[:1]
