@@ -224,6 +224,7 @@ START = {"t": jnp.full(8, 0.15), "drift": 0.5, "start": 0.5, "spread": 0.5}
 
 def hierarchical(of, key):
     """Errors of means of what eight people share, of their own parameters, and CPU seconds."""
+    jax.clear_caches()  # programs of hundreds of chains exceed the memory maps that Linux gives a process
     rng, m = np.random.default_rng(key), 167
     first_key, key, own_key = jax.random.split(jax.random.key(key), 3)
     x = trials_at(key, numpyro.infer.Predictive(people, num_samples=1)(own_key)["params"][0].T)
@@ -284,6 +285,7 @@ def steep(answers, key):
 def gradient(simulations, trials):
     """Milliseconds of a log density of so many trials and its gradient, and microseconds of a step of NUTS that has
     run before; learnt from data sets of 150, or exact (0)."""
+    jax.clear_caches()
     case = CASES["drift diffusion"]._replace(trials=trials)
     model, x = learnt(case, exact=not simulations), data(case, 0)
     if simulations:
