@@ -192,17 +192,14 @@ class FromNoise:
     """A simulator `fn(noise, *params)` whose noise has a declared distribution.
 
     It is a simulator `fn(rng_key, *params)` like any other: `Simulator(FromNoise(fn, dist.Normal(0, 1)),
-    *params)`. Methods that average over the noise, such as `PosteriorBootstrap`, replace independent draws
-    by quadrature (one number) or low-discrepancy points, which reach with hundreds of nodes what
-    independent draws reach with hundreds of thousands.
+    *params)`. `handlers.soft_abc` and `LatentNoise` need the noise as numbers: they make it a latent of the
+    model.
 
     Define it once, outside the model: JAX compares functions by identity.
 
     Args:
         fn: `(noise, *params) -> one event`, traceable.
         noise: Distribution of the noise of one event, for instance `dist.Normal(0, 1).expand([3]).to_event(1)`.
-            Quadrature and low-discrepancy points take a normal one or a continuous one with a `cdf`, as a gamma, a
-            beta or a mixture; noise of another distribution is drawn.
     """
 
     fn: Callable
