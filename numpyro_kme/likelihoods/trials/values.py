@@ -48,7 +48,7 @@ class Values:
         points: Centres of radial basis functions, scores, `(r,)`.
         length: Their length scale.
         root: Inverse root of their kernel matrix, `(r, r)`.
-        factor: Of the value itself as a feature, of counts, `(1,)`; `(0,)` for others.
+        factor: Of a count itself as a feature, in standard deviations, `(1,)`; `(0,)` for others.
         nodes: `v_k`, `(K,)`.
         log_weights: `log w_k`, `(K,)`.
     """
@@ -84,10 +84,12 @@ class Values:
         edges = np.unique(np.rint(edges))
         gaps = np.diff(edges)
         nodes = edges[:-1] + 0.5 * (gaps - 1.0)  # in the middle of several
-        scores = np.arcsinh((nodes - np.median(v)) / (robust_standard_deviation(v) or 1.0))
+        scale = robust_standard_deviation(v) or 1.0
+        scores = np.arcsinh((nodes - np.median(v)) / scale)
         log_base = -0.5 * (DEGREES + 1.0) * np.log1p(np.square(np.sinh(scores)) / DEGREES)
         often, nodes = start + step * values[repeats > OFTEN * len(v)], start + step * nodes
-        tail, factor = -np.inf, np.ones(1)
+        factor = np.array([scale / (v.std() or 1.0)])  # robust ones make the search of heavy tails three times as long
+        tail = -np.inf
         return cls._with_basis(often, SAME * step, factor, nodes, scores, log_base, tail, nodes, np.log(gaps), length)
 
     @classmethod
