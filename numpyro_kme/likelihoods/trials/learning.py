@@ -207,9 +207,8 @@ def maximise(
     """
     if start is None:
         start = np.zeros((basis.shape[1], table.shape[1]))
-        if basis.shape[1] > 1:
-            of_all = basis[:1, :1], number.sum(keepdims=True), sums.sum(axis=0, keepdims=True)
-            start[0] = maximise(*of_all, table, log_weights, start[:1], enough)[0]
+        of_all = basis[:1, :1], number.sum(keepdims=True), sums.sum(axis=0, keepdims=True)
+        start[0] = maximise(*of_all, table, log_weights, start[:1], enough)[0]
     some = slice(None, None, 1 + len(basis) // 2000)
     weights_of_some = number[some, None] / number[some].sum()
 
